@@ -286,14 +286,14 @@ class NumberStandIns:
         self._in_groups.clear()
         self._take_handed(())
 
-    def kept(self) -> list[Node]:
+    def surviving(self) -> list[Node]:
         """Return the insides of stand-ins that outlive the run: somebody keeps them."""
         return [node for ref in self._nodes if (node := ref()) is not None]
 
     def escaped(self) -> list[object]:
         """Return, after the run, the `names` of numbers that it used in ways that no recording
         follows."""
-        self._escaped.update(*(self.trace.leaves(node.term) for node in self.kept()))
+        self._escaped.update(*(self.trace.leaves(node.term) for node in self.surviving()))
         names = self.names()
         return [names[leaf] for leaf in sorted(self._escaped)]
 

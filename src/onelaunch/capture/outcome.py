@@ -80,8 +80,8 @@ def plan_results(
     stored = _stored(run, whole, identities)
     every = [*flat.tensors, *(t for part in stored for t in part.flat.tensors)]
     pairs = [(part.slot, part.value) for part in stored]
-    held = {id(t) for tensors in run.snapshot.tensors_by_storage.values() for t in tensors}
-    refuse_parts(every, pairs, held)
+    known = {id(t) for tensors in run.snapshot.tensors_by_storage.values() for t in tensors}
+    refuse_parts(every, pairs, known)
     outputs = _outputs(run, flat, pairs, every)
     _keep_graphs(run, flat, stored, every, outputs)
     numbers = _moved_numbers(run, whole, identities)  # notes containers: before `shared`
@@ -90,8 +90,8 @@ def plan_results(
     run.returned.output_indices = tuple(outputs.numbers[id(t)] for t in flat.tensors)
     run.effects.state = _state_outputs(stored, numbers, identities, outputs)
     _refuse_unrepeatable(run, every, pairs)
-    kept = {id(t) for t in run.effects.kept_gradients}
-    run.returned.tensors = [t for t in unique(every) if id(t) not in kept]
+    gradients = {id(t) for t in run.effects.kept_gradients}
+    run.returned.tensors = [t for t in unique(every) if id(t) not in gradients]
     if run.job.static_outputs:
         run.returned.staying = keep_results(outputs, every, run.effects.state)
     return outputs
@@ -199,8 +199,8 @@ def _state_outputs(
         StateOutput(slot, flat.tree, tuple(outputs.numbers[id(t)] for t in flat.tensors))
         for slot, _, flat in stored
     ]
-    own = {state.slot.id for state in written}
-    written += [state for state in moved if state.slot.id not in own]
+    ids = {state.slot.id for state in written}
+    written += [state for state in moved if state.slot.id not in ids]
     return [state._replace(tree=identities.shared(state.tree)) for state in written]
 
 
@@ -216,5 +216,5 @@ def _refuse_unrepeatable(
     effects.growing = growing_containers(effects.changes, walk, codes)
     refuse_reordered(effects.changes, walk, run.snapshot.orders)
     refuse_other_attributes(walk, codes)
-    own = {state.slot.id for state in effects.state}
-    refuse_renewed(effects.changes, walk, own, codes)
+    written = {state.slot.id for state in effects.state}
+    refuse_renewed(effects.changes, walk, written, codes)

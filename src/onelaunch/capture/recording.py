@@ -260,7 +260,7 @@ class ExpectedInputs(NamedTuple):
         inputs = captured.inputs
         first = first_places(inputs.tensors)
         twice = {i: first[id(t)] for i, t in enumerate(inputs.tensors) if first[id(t)] != i}
-        held = captured.guard.tensor_ids()
+        guarded = captured.guard.tensor_ids()
         arguments = inputs.tensors[: captured.caller_input_count]
         movable = inputs.going(Travel.NODE, Travel.COPY, Travel.PAD)
         fixed = list(captured.writes.tensors)
@@ -277,7 +277,7 @@ class ExpectedInputs(NamedTuple):
             twice,
             _tensor_guards(checked, inputs.varying),
             {i: inputs.tensors[i].data_ptr() for i in inputs.going(Travel.ADDRESS)},
-            {i: t for i, t in enumerate(arguments) if id(t) in held},
+            {i: t for i, t in enumerate(arguments) if id(t) in guarded},
             movable,
             overlapping,
             overlapping and overlapping(*(inputs.tensors[i] for i in movable)),
@@ -296,8 +296,8 @@ class ExpectedInputs(NamedTuple):
         """Describe how inputs differ from the captured inputs; None if they do not."""
         if len(tensors) != self.number:  # tensors that the callable keeps are missing
             return None
-        given = self.checked(tensors)
-        difference = self.tensors.check_verbose(*given, tensor_check_names=self.checked(names))
+        checked = self.checked(tensors)
+        difference = self.tensors.check_verbose(*checked, tensor_check_names=self.checked(names))
         return None if difference is True else str(difference)
 
 
@@ -316,12 +316,12 @@ def _tensor_guards(examples: Sequence[tuple[int, Tensor]], varying: dict[int, Va
 
 
 class NeedsGrad(Exception):
-    """A sign that outputs require grad, so that a forward has to be captured instead. `kept`: the
-    name of the slot with such a tensor, and the line that made the tensor; None for a result."""
+    """A sign that outputs require grad, so that a forward has to be captured instead. `kept_graph`:
+    the name of the slot with such a tensor, and the line that made it; None for a result."""
 
-    def __init__(self, kept: tuple[str, str | None] | None = None) -> None:
+    def __init__(self, kept_graph: tuple[str, str | None] | None = None) -> None:
         super().__init__()
-        self.kept = kept
+        self.kept_graph = kept_graph
 
 
 def describe(

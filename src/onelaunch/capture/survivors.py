@@ -107,12 +107,12 @@ class PassedOn:
         counts = _counts(captured)
         for collected in (False, True):
             alive = [ref() for ref, _ in self.tensors]
-            kept = [
+            suspects = [
                 place
                 for place, count in enumerate(_references(alive))
                 if alive[place] is not None and count > _ALONE + counts[id(alive[place])]
             ]
-            if not kept:
+            if not suspects:
                 break
             if not collected:
                 del alive  # what it holds may be in a cycle that nobody holds
@@ -120,8 +120,8 @@ class PassedOn:
                 for each in reads:  # records of reads may keep an object of the call
                     each.sum_up()
                 continue
-            ours, several = _ours(captured), [alive[place] for place in kept]
-            for place, holders in zip(kept, _holders(several), strict=True):
+            ours, several = _ours(captured), [alive[place] for place in suspects]
+            for place, holders in zip(suspects, _holders(several), strict=True):
                 others = [h for h in holders if h is not alive and id(h) not in ours]
                 for holder in others:
                     if not (
@@ -138,8 +138,8 @@ def _counts(captured: CapturedCall) -> Counter[int]:
         return Counter()
     static, saved = pair.static, [t for over in pair.uncopied.values() for t, _ in over]
     parts = [t for part in pair.components for t in part.statics]
-    held = [*static.outputs, *static.inputs, *static.overwritten.statics, *parts, *saved]
-    return Counter(map(id, (*held, *pair.saved.inputs.values())))
+    references = [*static.outputs, *static.inputs, *static.overwritten.statics, *parts, *saved]
+    return Counter(map(id, (*references, *pair.saved.inputs.values())))
 
 
 def _ours(captured: CapturedCall) -> set[int]:
@@ -246,7 +246,7 @@ def _caches(holders: Sequence[object]) -> list[functools._lru_cache_wrapper[Any]
 
 def clear_caches(numbers: NumberStandIns) -> None:
     """Clear the caches of `functools` that keep a stand-in for a number after the run."""
-    nodes = numbers.kept()
+    nodes = numbers.surviving()
     if nodes:
         objects = [holder for holders in _holders(nodes) for holder in holders]
         inside = [h for h in objects if type(h) is dict]  # the attributes of a stand-in

@@ -60,7 +60,7 @@ class BucketStrategy(Strategy):
         self._infinite_masks = of.infinite_masks
         """True if runs at the bucket's size leave boolean masks to kernels with minus infinity."""
 
-    def alike(self, entries: Sequence[E]) -> Sequence[E]:
+    def mismatching(self, entries: Sequence[E]) -> Sequence[E]:
         return [entry for entry in entries if serves(entry, self.bucket)]
 
     def rehearse(self, candidate: Candidate, warm: Callable[[], None]) -> None:

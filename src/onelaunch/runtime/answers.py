@@ -126,8 +126,8 @@ class _RunValues(NamedTuple):
 
     def distance(self, other: _RunValues) -> float:
         """Return the distance to other values; infinity if they differ in more than tensors."""
-        alike = self.places == other.places and self.tree == other.tree
-        return farthest(other.tensors, self.tensors) if alike else math.inf
+        same_form = self.places == other.places and self.tree == other.tree
+        return farthest(other.tensors, self.tensors) if same_form else math.inf
 
 
 class _Answered(NamedTuple):
@@ -173,6 +173,6 @@ def _answered(callee: Callee, candidate: Candidate, answer: bool) -> _Answered:
     if callee.reads is not None:
         # The run is rolled back, and the next begins where it did.
         callee.note_state_after(reached, flat, result, before, effects.left)
-    for change in effects.found:
+    for change in effects.changes:
         left[change.slot.id] = _RunValues.of(candidate, flat_result(change.after, reached))
     return _Answered(values, drawn, left)

@@ -112,8 +112,8 @@ class SignatureStatus:
     def past_launches(self) -> int:
         """Return the launches of dropped recordings that no new recording continues yet."""
         cases = [*(self.by_gradients or {}).values(), *filter(None, [self.other_mode])]
-        own = self.history.launches
-        return sum(case.past_launches() for case in cases) + (own[0] if own else 0)
+        launches = self.history.launches
+        return sum(case.past_launches() for case in cases) + (launches[0] if launches else 0)
 
     def _new_case(self) -> SignatureStatus:
         """Return the status for another case of this signature, without any facts yet."""
@@ -143,7 +143,7 @@ class Strategy:
     varying: Mapping[int, Varying] = {}
     follows: Sequence[tuple[SizeLink, ...]] = ()
 
-    def alike(self, entries: Sequence[E]) -> Sequence[E]:
+    def mismatching(self, entries: Sequence[E]) -> Sequence[E]:
         """Return the recordings that make a new signature a mismatch."""
         return entries
 

@@ -88,8 +88,8 @@ class Graphed(Service, Generic[P, R]):
         self._signatures = signatures = Signatures(name, self._notices)
         self._table = table = Table(name, options.enough_warmups, pool, self._notices)
         self._ranks = ranks = Ranks(fn, name, options, table, signatures)
-        self._recorder = own = Recorder(name, options, pool, callee, table, signatures, ranks)
-        self._phases = Phases(name, options, callee, signatures, table, ranks, own.warmup)
+        self._recorder = recorder = Recorder(name, options, pool, callee, table, signatures, ranks)
+        self._phases = Phases(name, options, callee, signatures, table, ranks, recorder.warmup)
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -232,7 +232,7 @@ class Graphed(Service, Generic[P, R]):
         except NeedsGrad as error:  # the results require grad now, and did in no warm-up
             if not torch.is_grad_enabled():
                 return self._ungraphed(status, grad_in_no_grad())
-            status.has_backward, status.kept_graph = True, error.kept
+            status.has_backward, status.kept_graph = True, error.kept_graph
             return MISS  # the next call captures a forward with its backward
         except BackwardInside:  # it calls backward, though its results need one after the call
             return self._ungraphed(status, backward_inside(status.kept_graph))

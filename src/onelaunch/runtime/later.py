@@ -117,7 +117,7 @@ class CompilesLater(Graphed[P, R]):
                 compiled.capture(*args, **kwargs)
                 result, entry = _replayed(compiled, args, kwargs)
                 begin_run()
-                agrees = _agree(result, fn(*args, **kwargs))
+                agrees = _results_agree(result, fn(*args, **kwargs))
         except Exception as error:  # noqa: BLE001  a compiler's; the recording that works stays
             let_go(error)
             line = str(error).partition("\n")[0][:200]
@@ -191,7 +191,7 @@ def _replayed(
     return MISS, None
 
 
-def _agree(result: Any, expected: Any) -> bool:
+def _results_agree(result: Any, expected: Any) -> bool:
     """Return whether two results agree, but for the rounding of other kernels."""
     mine, theirs = flatten(result), flatten(expected)
     if mine.tree != theirs.tree:

@@ -131,7 +131,7 @@ class History:
         self.launches = launches
 
 
-def alike(spec: CallSpec) -> CallSpec:
+def without_objects(spec: CallSpec) -> CallSpec:
     """Return the signature of all calls that differ in objects of the same classes alone."""
     return replace(spec, tree=mapped(spec.tree, _class))
 

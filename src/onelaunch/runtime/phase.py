@@ -128,8 +128,8 @@ class Phases:
             return Unrecorded(reason=reason)
         if distributed.is_unsharded(reached.values):
             return Unrecorded()
-        alike = [entry for entry in entries if entry.spec == spec]
-        if self._signatures.replacements.note(driver, alike, self._callee):
+        of_signature = [entry for entry in entries if entry.spec == spec]
+        if self._signatures.replacements.note(driver, of_signature, self._callee):
             status.warmups = status.enough_warmups(self._options.enough_warmups) - 1
         self._table.drop_stale(spec, status)  # recordings whose parameters moved: recorded anew
         moving = refuse_moving(self._name, self._table.entries, spec, self._callee.codes)
@@ -172,9 +172,9 @@ class Phases:
                 signatures.note_new(exact, flat, SignatureStatus(warmups=1), followed=True)
         if status is not None:
             return spec, status
-        alike = strategy.alike(entries)
-        if self._options.on_mismatch == "raise" and alike:
-            raise mismatch(self._name, alike[0], spec)
+        mismatching = strategy.mismatching(entries)
+        if self._options.on_mismatch == "raise" and mismatching:
+            raise mismatch(self._name, mismatching[0], spec)
         if len(signatures.statuses) >= _SIGNATURES_A_RECORDING * self._options.max_recordings:
             return Unrecorded("OL301", *varying(self._name, entries, signatures.statuses, spec))
         signatures.drop_unreachable({entry.spec for entry in entries})

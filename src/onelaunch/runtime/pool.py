@@ -257,10 +257,10 @@ class PoolManager:
 
         def fits() -> bool:
             reserved = sum(p.memory_bytes for p in self._parts() if p is not part)
-            own = self._by_age(part)
-            shared = part.memory_bytes if own else 0
-            kept = sum(m.kept_bytes for m in own)
-            return reserved + max(shared, kept + need_bytes) <= most
+            members = self._by_age(part)
+            shared = part.memory_bytes if members else 0
+            kept_bytes = sum(m.kept_bytes for m in members)
+            return reserved + max(shared, kept_bytes + need_bytes) <= most
 
         return self._evict_until(fits)
 

@@ -163,8 +163,8 @@ class Ranks:
         self._at = str(self._posted)
         last = [self._place(str(self._posted - 1), rank) for rank in self._members]
         seconds = _SOON if self._recorded and not _store().check(last) else _LATE
-        own = self._verdict("ready") if error is None else self._refusal(error)
-        decision = self._decided(self._at, own, seconds)
+        verdict = self._verdict("ready") if error is None else self._refusal(error)
+        decision = self._decided(self._at, verdict, seconds)
         if decision["say"] == "later":
             raise NotAllReady
         if decision["say"] == "ready":
@@ -172,7 +172,7 @@ class Ranks:
         if error is None:
             return RefusedByOtherRank(decision["refusals"])
         # The others replay, and wait in a collective: this process runs eagerly.
-        return RefusedByOtherRank([own | {"raises": False}]) if decision["missing"] else error
+        return RefusedByOtherRank([verdict | {"raises": False}]) if decision["missing"] else error
 
     def record(
         self, make: Callable[[], TableEntry | None], free: Callable[[TableEntry], None]
@@ -186,16 +186,16 @@ class Ranks:
         try:
             entry = make()
         except Exception as error:
-            own = self._failure(error)
-            self._give_way(at, own)
+            verdict = self._failure(error)
+            self._give_way(at, verdict)
             self._raised += not (isinstance(error, _CAUGHT) or at.startswith("ahead"))
             raise
         except BaseException:
             self._tell(at, self._verdict("no", "it was interrupted", raises=True))
             raise
         if entry is None:
-            own = self._verdict("no", "[OL304] its pool has no room for the recording")
-            self._give_way(at, own)
+            verdict = self._verdict("no", "[OL304] its pool has no room for the recording")
+            self._give_way(at, verdict)
             return None
         say = "unsettled" if entry.ran_differently else "ready"
         decision = self._decided(at, self._verdict(say), _CAPTURE)
@@ -219,11 +219,11 @@ class Ranks:
         what = f"{type(error).__name__}: {error}"
         return self._verdict("no", what, str(place) if place else None, raises=True)
 
-    def _give_way(self, at: str, own: Verdict) -> None:
+    def _give_way(self, at: str, verdict: Verdict) -> None:
         """Tell that this process has no recording. Raise where another process raises: it does not
         come to the collectives of this call."""
-        decision = self._decided(at, own, _CAPTURE)
-        if not own["raises"] and any(refusal["raises"] for refusal in decision["refusals"]):
+        decision = self._decided(at, verdict, _CAPTURE)
+        if not verdict["raises"] and any(refusal["raises"] for refusal in decision["refusals"]):
             raise RefusedByOtherRank(decision["refusals"]) from None
 
     def _meet_ahead(self, group: Any) -> None:
@@ -262,9 +262,9 @@ class Ranks:
     def _place(self, at: str, rank: int) -> str:
         return f"{self._key}/{at}/{rank}"
 
-    def _decided(self, at: str, own: Verdict, seconds: float) -> Verdict:
+    def _decided(self, at: str, verdict: Verdict, seconds: float) -> Verdict:
         """Tell this process's verdict, and return the decision of all."""
-        self._tell(at, own)
+        self._tell(at, verdict)
         store, until = _store(), time.monotonic() + seconds
         members, verdicts = {*self._members}, dict[int, Verdict]()
         # A member may share other groups with processes that this one does not know.

@@ -145,14 +145,14 @@ class Recorder:
         captured.expected = ExpectedInputs.of(captured)
         call = candidate.strategy.call_path(captured, spec, self._name)
         if job.forward is not None:
-            kept = captured.graph.memory_bytes
+            kept_bytes = captured.graph.memory_bytes
         elif job.pool is self._pool.on(candidate.driver, candidate.device):
-            kept = job.pool.kept_bytes(
+            kept_bytes = job.pool.kept_bytes(
                 captured.graph, [*captured.statics, *captured.kept_gradients]
             )
         else:
-            kept = job.pool.memory_bytes
-        figures = describe(self._name, captured, spec, flat, reason, kept)
+            kept_bytes = job.pool.memory_bytes
+        figures = describe(self._name, captured, spec, flat, reason, kept_bytes)
         captured.inputs.tensors = []  # the caller's
         unguarded = captured.followed.keys | {*captured.stored}
         status.history.options = StepOptions(captured.optimizers, unguarded)
@@ -162,7 +162,7 @@ class Recorder:
         if self._ranks.several:
             busy = lambda: True  # noqa: E731  the others would not know of an eviction
         forget = weakref.WeakMethod(self._table.evicted)
-        member = PoolMember(job.pool, captured.graph, captured.launches, kept, forget, busy)
+        member = PoolMember(job.pool, captured.graph, captured.launches, kept_bytes, forget, busy)
         return TableEntry(call, spec, status, flat.paths, captured, figures, member)
 
     def _job(self, candidate: Candidate) -> CaptureJob:
@@ -387,7 +387,7 @@ class Recorder:
         except NotAllReady:
             pass
         except NeedsGrad as error:
-            candidate.status.has_backward, candidate.status.kept_graph = True, error.kept
+            candidate.status.has_backward, candidate.status.kept_graph = True, error.kept_graph
         except CaptureError as error:
             if self._ranks.several or not candidate.status.capture_answer.switch_to_yes():
                 raise

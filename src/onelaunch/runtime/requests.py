@@ -262,10 +262,10 @@ def exchange(places: Sequence[tuple[Tensor, Tensor]]) -> None:
         with torch.inference_mode(is_inference), torch.no_grad():
             for old, new in group:
                 here, there = old.detach(), new.detach()
-                kept = new.clone()
+                contents = new.clone()
                 there.copy_(here)
                 old.data = there
-                here.copy_(kept)
+                here.copy_(contents)
                 new.data = here
 
 

@@ -18,7 +18,7 @@ from onelaunch.errors import describe_type
 from onelaunch.runtime.candidate import Call, SignatureStatus
 from onelaunch.runtime.changing import ChangingArgument, note_newest
 from onelaunch.runtime.notices import Notices
-from onelaunch.runtime.patience import DROPPED, FEW, UNUSED, History, Worth, alike
+from onelaunch.runtime.patience import DROPPED, FEW, UNUSED, History, Worth, without_objects
 from onelaunch.runtime.readiness import PendingCall, RefusedCall
 from onelaunch.runtime.requests import Objects, is_request
 from onelaunch.runtime.varied import Replacements, VaryingNumbers
@@ -58,15 +58,15 @@ class Signatures:
     def status(self, spec: CallSpec) -> SignatureStatus:
         """Return the status of a signature, made if it is new."""
         if spec not in self.statuses:
-            worth = self._worths.setdefault(alike(spec), Worth())
+            worth = self._worths.setdefault(without_objects(spec), Worth())
             self.statuses[spec] = SignatureStatus(history=History(worth))
         return self.statuses[spec]
 
     def launched(self, worth: Worth, entries: Iterable[TableEntry]) -> int:
         """Return the launches of all recordings of similar calls, `entries` and dropped ones."""
-        alike = [status for status in self.statuses.values() if status.history.worth is worth]
+        similar = [status for status in self.statuses.values() if status.history.worth is worth]
         here = [e for e in entries if e.status.history.worth is worth]
-        return sum(s.past_launches() for s in alike) + sum(e.captured.launches[0] for e in here)
+        return sum(s.past_launches() for s in similar) + sum(e.captured.launches[0] for e in here)
 
     def note_served(self, entry: TableEntry, entries: Iterable[TableEntry]) -> None:
         """Note a new recording, beside `entries`, that has served its own call."""
@@ -102,12 +102,12 @@ class Signatures:
         dead: set[type] = set()
         for spec in specs:
             constants = [c for _, c in call_constants(spec.tree) if is_request(c)]
-            held = [(type(c.value), weakref.ref(c.value)) for c in constants]
+            objects = [(type(c.value), weakref.ref(c.value)) for c in constants]
             for constant in constants:
                 constant.value = None
-            for constant, (_, ref) in zip(constants, held, strict=True):
+            for constant, (_, ref) in zip(constants, objects, strict=True):
                 constant.value = ref()
-            gone = {kind for kind, ref in held if ref() is None}
+            gone = {kind for kind, ref in objects if ref() is None}
             if gone:
                 del self.statuses[spec]
             dead |= gone

@@ -134,9 +134,9 @@ class Table:
         inputs = {whole_of(slot).id for slot in entry.captured.state_input_slots}
         for other in self.entries:
             moves = {slot.id for slot in other.captured.changed_numbers}
-            alike = other.spec == entry.spec
-            changed = {slot.id for slot, _ in other.captured.guard.changed()} if alike else set()
-            if alike and (
+            same = other.spec == entry.spec
+            changed = {slot.id for slot, _ in other.captured.guard.changed()} if same else set()
+            if same and (
                 0 < len(moves & followed) == len(moves) or 0 < len(changed & inputs) == len(changed)
             ):
                 self.drop(other)

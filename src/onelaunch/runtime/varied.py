@@ -36,7 +36,7 @@ class _Family:
     values: list[set[Constant]]  # for each number, its values, as far as they count
     constant: set[int] = field(default_factory=set)
     """The positions of numbers that no recording follows."""
-    own: set[tuple[Constant, ...]] = field(default_factory=set)
+    constant_calls: set[tuple[Constant, ...]] = field(default_factory=set)
     """Numbers of calls that get a recording of their own."""
     statuses: list[SignatureStatus] = field(default_factory=list)  # of the first calls
 
@@ -64,7 +64,7 @@ class VaryingNumbers:
                 seen.add(number)
         places = [i for i, seen in enumerate(family.values) if len(seen) > FEW]
         places = [i for i in places if i not in family.constant]
-        if tuple(numbers) in family.own:
+        if tuple(numbers) in family.constant_calls:
             return spec
         if not places or any(status.has_backward for status in family.statuses):
             return spec
@@ -72,9 +72,9 @@ class VaryingNumbers:
         return spec if _many(entry for entry in entries if entry.spec == read) else read
 
     def note(self, spec: CallSpec, status: SignatureStatus) -> None:
-        found = self._family(spec)
-        if found is not None and len(found[1].statuses) <= FEW:
-            found[1].statuses.append(status)
+        of_family = self._family(spec)
+        if of_family is not None and len(of_family[1].statuses) <= FEW:
+            of_family[1].statuses.append(status)
 
     def hold(self, spec: CallSpec, tree: Tree, error: Unfollowed) -> None:
         """Take numbers that the callable branches on for constants: in all later calls, or with
@@ -83,8 +83,8 @@ class VaryingNumbers:
         assert of_family is not None
         if not error.only_this_call:
             of_family[1].constant.update(error.positions)
-        elif len(of_family[1].own) < _MOST_OWN:
-            of_family[1].own.add(tuple(numbers_in(tree)))
+        elif len(of_family[1].constant_calls) < _MOST_OWN:
+            of_family[1].constant_calls.add(tuple(numbers_in(tree)))
 
     def following(self, spec: CallSpec, entries: Iterable[TableEntry]) -> NumbersToFollow:
         """Return the numbers that a new recording of a signature should follow: each number that
@@ -114,9 +114,9 @@ class VaryingNumbers:
         """Return whether another recording differs only in numbers that this one follows."""
         followed = entry.captured.followed
         tree = any_number(other.spec.tree, followed.arguments)
-        alike = replace(other.spec, tree=tree) == entry.spec and other.captured.pair is None
+        same_rest = replace(other.spec, tree=tree) == entry.spec and other.captured.pair is None
         less = other.captured.followed.names() < followed.names()  # sets
-        if not alike or not less:
+        if not same_rest or not less:
             return False
         numbers = [numbers_in(other.spec.tree)[i] for i in followed.arguments]
         if numbers_read(other.spec.tree) or followed.serves(*(n.value for n in numbers)):
@@ -133,10 +133,10 @@ class VaryingNumbers:
         numbers = numbers_in(spec.tree)
         if not numbers:
             return None
-        alike = any_number(spec.tree, range(len(numbers))), spec.modes
-        family = self._families.get(alike)
+        key = any_number(spec.tree, range(len(numbers))), spec.modes
+        family = self._families.get(key)
         if family is None:
-            family = self._families[alike] = _Family([set() for _ in numbers])
+            family = self._families[key] = _Family([set() for _ in numbers])
         return numbers, family
 
 
@@ -152,11 +152,11 @@ def _many(entries: Iterable[TableEntry]) -> bool:
 
 def _may_follow(slot: Slot, value: object) -> bool:
     """Return whether a slot held a number, holds another of its type, and can hold a stand-in."""
-    held = isinstance(slot.holder, dict | list) and not isinstance(slot.owner, type)
+    in_container = isinstance(slot.holder, dict | list) and not isinstance(slot.owner, type)
     return (
         is_number(value)
         and type(slot.read()) is type(value)
-        and (slot.kind == "cell" or (slot.kind == "item" and held))
+        and (slot.kind == "cell" or (slot.kind == "item" and in_container))
     )
 
 
@@ -193,16 +193,16 @@ class Replacements:
             for slot, value in captured.guard.changed():
                 # A memo that was empty, and is filled by the calls of a step.
                 was = {} if type(value) is dict and id(value) in empty else value
-                found = replaced_alike(slot, was, lambda t, w=written: driver.storage(t) in w)
-                if found is None or slot.id in self._constant:
+                replacement = replaced_alike(slot, was, lambda t, w=written: driver.storage(t) in w)
+                if replacement is None or slot.id in self._constant:
                     continue
-                _, count, last = self._seen.get(slot.id, (found, 0, 0))
+                _, count, last = self._seen.get(slot.id, (replacement, 0, 0))
                 content = id(slot.read())
-                at_once = captured.launches[0] <= 1 and found.nbytes() <= _SMALL
+                at_once = captured.launches[0] <= 1 and replacement.nbytes() <= _SMALL
                 if content != last:
                     count = _OFTEN if at_once else count + 1
-                self._seen[slot.id] = found, count, content
-                callee.forget(found.objects(value))
+                self._seen[slot.id] = replacement, count, content
+                callee.forget(replacement.objects(value))
         return len(self.expected()) > before
 
     def expected(self) -> tuple[ReplacedSlot, ...]:

@@ -291,7 +291,7 @@ class Warmup:
         elif callee.reads is not None:  # the capture begins where this run did
             callee.note_state_after(reached, flat, result, before, effects.left)
         callee.note_result(result)
-        return effects.found
+        return effects.changes
 
 
 def _on_device(candidate: Candidate) -> tuple[list[Tensor], set[int]]:

@@ -47,11 +47,11 @@ def why(entries: Sequence[TableEntry], spec: CallSpec, tensors: Sequence[Tensor]
 def _nearest(entries: Sequence[TableEntry], spec: CallSpec) -> TableEntry:
     """Return the recording that differs least from a call: in no size, or in few tensors."""
 
-    def alike(entry: TableEntry) -> tuple[int, int]:
+    def likeness(entry: TableEntry) -> tuple[int, int]:
         pairs = list(zip(entry.spec.tensors, spec.tensors, strict=False))
         return sum(a.shape == b.shape for a, b in pairs), sum(a == b for a, b in pairs)
 
-    return max(entries, key=alike)
+    return max(entries, key=likeness)
 
 
 def _other_value(entry: TableEntry, tensors: Sequence[Tensor]) -> str | None:
@@ -147,9 +147,9 @@ def recorded_in_vain(name: str, row: int, used: bool, reason: str) -> str:
 
 def _sizes(specs: Collection[CallSpec], spec: CallSpec) -> dict[tuple[int, int], set[int]]:
     """Return (tensor, dimension) -> sizes, of calls that differ from `spec` in sizes alone."""
-    alike = [s.tensors for s in {*specs, spec} if _form(s) == _form(spec)]
+    same_form = [s.tensors for s in {*specs, spec} if _form(s) == _form(spec)]
     sizes = {
-        (index, dim): {tensors[index].shape[dim] for tensors in alike}
+        (index, dim): {tensors[index].shape[dim] for tensors in same_form}
         for index, t in enumerate(spec.tensors)
         for dim in range(len(t.shape))
     }
@@ -184,12 +184,12 @@ def still_waiting(name: str, count: int) -> str:
     return f"{text}; grad mode is on in thread `{thread.name}`, whatever other threads have set"
 
 
-def backward_inside(kept: tuple[str, str | None] | None = None) -> CaptureError:
+def backward_inside(kept_graph: tuple[str, str | None] | None = None) -> CaptureError:
     """Return the refusal of a callable with a backward inside and results that require grad.
-    `kept`: (slot with a tensor that requires grad, line that made the tensor), unless it is a
+    `kept_graph`: (slot with a tensor that requires grad, line that made the tensor), unless it is a
     result."""
-    if kept is not None:
-        name, line = kept
+    if kept_graph is not None:
+        name, line = kept_graph
         return CaptureError(
             "OL303",
             f"a backward runs inside, and `{name}` keeps a tensor with its graph",

@@ -41,11 +41,11 @@ accesses    the reads and writes of compiled code, as a watched run of the calla
 to follow   a number: to read it anew at each call. Otherwise each value has its recording
 to take over  a recording: to use one of the last request's with an object of this one's
 MISS        the answer of a recording that does not fit a call
-ungraphed   of a signature: running eagerly from now on, as it was refused or has no room
+to run eagerly  of a call: the callable itself runs, or with `on_refusal="split"` in pieces
 to take apart  an object among the arguments: to take its fields for the arguments
 ran_differently   of a recording: its run differed, or read more than those before it
 capture answer  the answer to code that asks torch whether it is being captured
-inline      of a call: the callable itself runs, as a part of what runs around it
+inline      of a call: it runs eagerly, as a part of what runs around it, and is not counted
 reached     the state that the callable reads or may change, found from its attributes and names
 to rehearse  a callable: to run it once as a warm-up without a call, and put everything back
 backoff     the wait of a signature that found no room, until it is tried again

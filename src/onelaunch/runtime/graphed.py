@@ -33,7 +33,7 @@ from onelaunch.runtime import answers
 from onelaunch.runtime.candidate import UNPADDED, Call, Candidate, OneWarmup, SignatureStatus
 from onelaunch.runtime.notices import REMADE, Notices
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.phase import Phase, Phases, Ready, Refused, Unrecorded, Warming
+from onelaunch.runtime.phase import Phase, Phases, Ready, Refused, RunsEagerly, Warming
 from onelaunch.runtime.pool import PoolManager
 from onelaunch.runtime.ranks import NotAllReady, Ranks
 from onelaunch.runtime.recorder import Recorder
@@ -59,12 +59,12 @@ _FUNCTION_ATTRIBUTES = frozenset(
 class Graphed(Service, Generic[P, R]):
     """A callable that runs as one launch once it is warm. Made by `graph`.
 
-    A call runs the original, warms up, captures or replays, whichever is due; see `graph`.
+    A call runs eagerly, warms up, captures or replays, whichever is due; see `graph`.
     Safe to call from several threads.
     """
 
     # Two subclasses override steps of a call, and "For users" below. `Bucketed` pads sizes:
-    # `__call__`, `_recorded_or_eager`. `InPieces` graphs parts: `_phase`, `_ungraphed`, `_user`.
+    # `__call__`, `_recorded_or_eager`. `InPieces` graphs parts: `_phase`, `_stay_eager`, `_user`.
 
     def __init__(
         self,
@@ -116,15 +116,15 @@ class Graphed(Service, Generic[P, R]):
     def _recorded_or_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         call = self._call(args, kwargs)
         if self._table.unserved.is_unrecordable(call):
-            return self._inline(call)
+            return self._run_whole_eagerly(call)
         with call.driver.exclusive():  # one warm-up or capture at a time in the process
             # While this thread waited, another may have recorded the call.
             result = self._replayed(args, kwargs)
             if result is MISS:
                 result = self._warm_up_or_capture(call)
             if result is MISS:
-                self._enter_eager()  # under the lock: no other thread captures meanwhile
-        return self._eager(args, kwargs) if result is MISS else result
+                self._begin_eager_run()  # under the lock: no other thread captures meanwhile
+        return self._run_eagerly(args, kwargs) if result is MISS else result
 
     def _call(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], flat: Flat | None = None
@@ -157,7 +157,7 @@ class Graphed(Service, Generic[P, R]):
                 self._table.counts.reason = "OL302"
                 return MISS
         match self._phase(call):
-            case Unrecorded(code, why, fix, kind, reason):  # without a code nothing is to be told
+            case RunsEagerly(code, why, fix, kind, reason):  # without a code nothing is to be told
                 self._table.counts.reason = code or reason
                 if code:
                     self._notices.warn(code, why, kind, fix)
@@ -214,7 +214,7 @@ class Graphed(Service, Generic[P, R]):
         if refused is not None:
             self._refused(status, refused)
         elif not torch.is_grad_enabled():  # the callable turns it on for itself
-            self._ungraphed(status, grad_in_no_grad())
+            self._stay_eager(status, grad_in_no_grad())
 
     def _capture_and_replay(self, candidate: Candidate, may_retry: bool = True) -> R | Miss:
         """Capture a call and replay it; return `MISS` if that is not possible. With `may_retry` it
@@ -231,11 +231,11 @@ class Graphed(Service, Generic[P, R]):
                 entry = self._recorder.record(candidate, self)
         except NeedsGrad as error:  # the results require grad now, and did in no warm-up
             if not torch.is_grad_enabled():
-                return self._ungraphed(status, grad_in_no_grad())
+                return self._stay_eager(status, grad_in_no_grad())
             status.has_backward, status.kept_graph = True, error.kept_graph
             return MISS  # the next call captures a forward with its backward
         except BackwardInside:  # it calls backward, though its results need one after the call
-            return self._ungraphed(status, backward_inside(status.kept_graph))
+            return self._stay_eager(status, backward_inside(status.kept_graph))
         except Unfollowed as error:  # a number that the caller varies cannot be read at each call
             self._signatures.take_for_constants(candidate.spec, candidate.flat.tree, error)
             return MISS
@@ -255,10 +255,10 @@ class Graphed(Service, Generic[P, R]):
             return self._refused_or_warmed(candidate, error)
         if entry is None:  # the pool has no room for it
             if self._pool.may_fit_later(status.need_bytes):
-                status.history.backoff.defer()  # eager for some calls, then it is tried again
+                status.history.backoff.defer()  # some calls run eagerly, then it is tried again
                 self._table.counts.reason = "OL304"
                 return MISS
-            return self._ungraphed(status, no_room(self._name, candidate, self._pool))
+            return self._stay_eager(status, no_room(self._name, candidate, self._pool))
         return self._replay_new(entry, candidate)
 
     def _capture_told(self, candidate: Candidate, refused: CaptureError) -> R | Miss:
@@ -297,16 +297,16 @@ class Graphed(Service, Generic[P, R]):
             misfit = self._table.drop_misfit(entry, candidate)
             if misfit is None:  # for the first time: the next may fit
                 return MISS
-            return self._ungraphed(status, CaptureError("OL307", misfit))
+            return self._stay_eager(status, CaptureError("OL307", misfit))
         status.history.misfits = 0
         self._signatures.note_served(entry, self._table.entries)
         if entry.ran_differently:
             # The captured run read more than the runs before it, or did other work. The next call
-            # is captured and compared with it. After too many, all are eager, or refused.
+            # is captured and compared with it. After too many, all run eagerly, or are refused.
             differs = entry.captured.compared.differs
             try_again = self._table.drop_unsettled(entry)
             if differs is not None and not try_again:
-                self._ungraphed(status, differs.refusal())
+                self._stay_eager(status, differs.refusal())
             return result
         status.agreed()
         # Recordings of single values of a number go, if this one reads the number at each call.
@@ -340,9 +340,9 @@ class Graphed(Service, Generic[P, R]):
         if self._ranks.raises(error):
             offer_split(error, self._callee.state_root, self.options)
             raise error
-        return self._ungraphed(status, error)
+        return self._stay_eager(status, error)
 
-    def _ungraphed(self, status: SignatureStatus, error: CaptureError) -> Miss:
+    def _stay_eager(self, status: SignatureStatus, error: CaptureError) -> Miss:
         """Have a signature run eagerly from now on, with a warning. It is refused, has no room or
         a backward or grad mode inside, or its recording misfits the call."""
         status.refusal.code, status.refusal.training = error.code, self._callee.training
@@ -353,30 +353,30 @@ class Graphed(Service, Generic[P, R]):
 
     # An eager run.
 
-    def _enter_eager(self, why: str | None = None) -> None:
+    def _begin_eager_run(self, why: str | None = None) -> None:
         """Count an eager run, and list its thread, while no other thread captures. Until it is done
         no forward is captured with a backward: stand-ins would replace parameters under it."""
         self._table.counts.ran_eagerly(why or self._table.counts.reason)
         self._table.running.append(get_ident())
 
-    def _eager(
+    def _run_eagerly(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., R] | None = None
     ) -> R:
-        """Run the callable itself, in a thread listed in `running`. Holds no lock: threads that the
+        """Run a call eagerly, in a thread listed in `running`. Holds no lock: threads that the
         callable starts may wait for each other."""
         try:
-            return (run or self._run_original)(*args, **kwargs)
+            return (run or self._run_callable)(*args, **kwargs)
         finally:
             self._table.running.remove(get_ident())
 
-    def _inline(self, call: Call) -> R:
-        """Run the callable itself, and no pieces of it, with its thread in `running`."""
+    def _run_whole_eagerly(self, call: Call) -> R:
+        """Run a call eagerly, and not in pieces, with its thread in `running`."""
         with call.driver.exclusive():
             self._table.running.append(get_ident())
-        return self._eager(call.args, call.kwargs, self.fn)
+        return self._run_eagerly(call.args, call.kwargs, self.fn)
 
-    def _run_original(self, *args: Any, **kwargs: Any) -> R:
-        """Run the callable as it is; `InPieces` runs its pieces."""
+    def _run_callable(self, *args: Any, **kwargs: Any) -> R:
+        """Run the callable itself; `InPieces` runs its pieces."""
         return cast(Any, self.fn)(*args, **kwargs)
 
     # For users; see `Service`, too.

@@ -37,8 +37,8 @@ from onelaunch.watch.operations import HigherOrder
 _SIGNATURES_A_RECORDING = 4  # the signatures that are remembered, as a multiple of `max_recordings`
 
 
-class Unrecorded(NamedTuple):
-    """A call that runs as it is, with a warning if there is a code. `reason`: the code of an
+class RunsEagerly(NamedTuple):
+    """A call that runs eagerly, with a warning if there is a code. `reason`: the code of an
     earlier warning, or a word, for the counts of calls without a code."""
 
     code: str = ""
@@ -67,7 +67,7 @@ class Ready(NamedTuple):
     candidate: Candidate
 
 
-Phase = Unrecorded | Refused | Warming | Ready
+Phase = RunsEagerly | Refused | Warming | Ready
 
 
 @dataclass(slots=True, eq=False)
@@ -90,7 +90,7 @@ class Phases:
             return phase
         error = None
         match phase:
-            case Unrecorded(code, _, _, _, reason):
+            case RunsEagerly(code, _, _, _, reason):
                 self._ranks.runs_eagerly(code or reason)
                 return phase
             case Warming():
@@ -106,7 +106,7 @@ class Phases:
         try:
             refused = self._ranks.meet(error)
         except NotAllReady:
-            return Unrecorded()
+            return RunsEagerly()
         return phase if refused is None else Refused(status, refused)
 
     def _of_this_process(self, call: Call) -> Phase:
@@ -115,9 +115,9 @@ class Phases:
         flat, driver, entries = call.flat, call.driver, self._table.entries
         incomparable = opaque(flat)
         if incomparable is not None:
-            return Unrecorded("OL302", f"{incomparable}: runs eagerly")
+            return RunsEagerly("OL302", f"{incomparable}: runs eagerly")
         noted = self._spec_and_status(call)
-        if isinstance(noted, Unrecorded):
+        if isinstance(noted, RunsEagerly):
             return noted
         spec, status = noted
         reached = self._callee.reached(flat)
@@ -125,9 +125,9 @@ class Phases:
         history = status.history
         waits = history.take_turn()
         if reason := status.refusal.code or waits:
-            return Unrecorded(reason=reason)
+            return RunsEagerly(reason=reason)
         if distributed.is_unsharded(reached.values):
-            return Unrecorded()
+            return RunsEagerly()
         of_signature = [entry for entry in entries if entry.spec == spec]
         if self._signatures.replacements.note(driver, of_signature, self._callee):
             status.warmups = status.enough_warmups(self._options.enough_warmups) - 1
@@ -138,7 +138,7 @@ class Phases:
             return Refused(status, refused)
         waiting = in_flight(self._table.entries, spec)
         if waiting >= self._options.max_in_flight:
-            return Unrecorded("OL305", still_waiting(self._name, waiting))
+            return RunsEagerly("OL305", still_waiting(self._name, waiting))
         if status.one_warmup is OneWarmup.UNASKED and self._is_settled(spec, call):
             status.one_warmup = OneWarmup.ENOUGH
         candidate = Candidate(*call, spec, status, reached)
@@ -149,18 +149,18 @@ class Phases:
         entries = self._table.entries
         if len(entries) >= self._options.max_recordings:
             specs = self._signatures.statuses
-            return Unrecorded("OL301", *varying(self._name, entries, specs, spec, flat.tensors))
+            return RunsEagerly("OL301", *varying(self._name, entries, specs, spec, flat.tensors))
         if status.has_backward and self._table.others_run():
-            return Unrecorded()
+            return RunsEagerly()
         if waiting:
             history.worth.let_off()
         if history.worth.gives_up(self._signatures.launched(history.worth, entries)):
             reason = history.why or why(entries, spec, flat.tensors)
             text = recorded_in_vain(self._name, history.worth.row, history.worth.used, reason)
-            return Unrecorded("OL301", text, KEEP_IN_PLACE, "state")
+            return RunsEagerly("OL301", text, KEEP_IN_PLACE, "state")
         return Ready(candidate)
 
-    def _spec_and_status(self, call: Call) -> tuple[CallSpec, SignatureStatus] | Unrecorded:
+    def _spec_and_status(self, call: Call) -> tuple[CallSpec, SignatureStatus] | RunsEagerly:
         """Return the signature of a call and its status, made if it is new."""
         signatures, entries = self._signatures, self._table.entries
         flat, strategy, spec = call.flat, call.strategy, spec_of(call)
@@ -176,7 +176,7 @@ class Phases:
         if self._options.on_mismatch == "raise" and mismatching:
             raise mismatch(self._name, mismatching[0], spec)
         if len(signatures.statuses) >= _SIGNATURES_A_RECORDING * self._options.max_recordings:
-            return Unrecorded("OL301", *varying(self._name, entries, signatures.statuses, spec))
+            return RunsEagerly("OL301", *varying(self._name, entries, signatures.statuses, spec))
         signatures.drop_unreachable({entry.spec for entry in entries})
         status = signatures.status(spec)
         signatures.varied.note(spec, status)

@@ -162,7 +162,7 @@ class Service:
             # A call that makes lasting state (OL110) is captured once it has run.
             if self.options.on_refusal != "raise" and error.code != "OL110":
                 status, reached = self._signatures.status(spec), self._callee.reached(call.flat)
-                graphed._ungraphed(status.for_case(self._callee.training, reached), error)
+                graphed._stay_eager(status.for_case(self._callee.training, reached), error)
             return error
         planned[spec] = PendingCall(str(spec), _FREED)  # if it has no recording any more
         return None

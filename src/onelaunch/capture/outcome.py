@@ -1,4 +1,4 @@
-"""What a run under capture returned and changed, and the plan of how a replay does the same."""
+"""The results and effects of a run under capture, and the plan of how each replay repeats them."""
 
 from __future__ import annotations
 
@@ -43,18 +43,22 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Returned:
-    tensors: Any = None
+    """The results of a run. Values that it stored in state reach their slots by `outputs`, too."""
+
+    tensors: Any = None  # each tensor of the results and of stored values, once
     staying: list[Tensor] = field(default_factory=list)
-    """The tensors that stay in the recording's memory."""
-    tree: Tree | None = None  # the structure around the tensors
-    output_indices: tuple[int, ...] = ()  # for each tensor, the index of its output
-    outputs: Outputs | None = None
+    """The tensors that stay in the recording's memory, under ``outputs="static"``."""
+    tree: Tree | None = None  # the containers of the results
+    output_indices: tuple[int, ...] = ()  # for each tensor in `tree`, its place in `outputs`
+    outputs: Outputs | None = None  # the memory that a replay gives each tensor
 
 
 @dataclass(slots=True, eq=False)
 class StateEffects:
+    """The changes of the state by a run, and the part of these changes that each replay repeats."""
+
     after: StateWalk | None = None  # the state after the run
-    changes: list[Change] = field(default_factory=list)  # from the state before
+    changes: list[Change] = field(default_factory=list)  # all slots that differ from before it
     state: list[StateOutput] = field(default_factory=list)
     """The slots that each replay writes, with their values."""
     kept_gradients: list[Tensor] = field(default_factory=list)

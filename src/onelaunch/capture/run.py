@@ -66,10 +66,10 @@ from onelaunch.watch.compiled_accesses import (
     places,
     refuse_handed_on,
 )
+from onelaunch.watch.device_constants import DeviceConstants
 from onelaunch.watch.difference import RunDifference
 from onelaunch.watch.host_memory import references
 from onelaunch.watch.ledger import Ledger, optimizers_in
-from onelaunch.watch.lifted import DeviceConstants
 from onelaunch.watch.observer import Observer
 from onelaunch.watch.operations import CompiledLanes
 from onelaunch.watch.other_sizes import repeats
@@ -207,7 +207,8 @@ class CaptureRun:
         self.observer.host_scalars = {storage: frozenset({storage}) for storage in self.filled}
 
     def execute(self, capture: Capture, tree: Tree) -> None:
-        """Run the callable, and copy its results out; call `stage` first."""
+        """Run the callable on the tensors of `stage`, and find its results and effects. Plan the
+        replay, and refuse effects that no replay repeats. Plan nothing if inputs are missing."""
         job, snapshot, plan, codes = self.job, self.snapshot, self.plan, self.job.callee.codes
         if self.staged.changed:
             raise Retry("state that the caller replaces is reached by other ways, too")

@@ -23,7 +23,7 @@ from onelaunch.capture.outcome import Returned, StateEffects
 from onelaunch.capture.recording import CapturedCall, NeedsGrad
 from onelaunch.capture.result import captured_call
 from onelaunch.capture.run import CaptureJob, CaptureRun, Retry
-from onelaunch.capture.survivors import PassedOn, clear_caches, refuse_late
+from onelaunch.capture.survivors import PassedOn, clear_caches, refuse_unreplayable
 from onelaunch.driver.protocol import Capture, Graph, InPlace, Rewind, Travel
 from onelaunch.driver.refusals import DrawsAfterAll
 from onelaunch.errors import CaptureError, let_go
@@ -33,9 +33,9 @@ from onelaunch.state.parts import whole_of
 from onelaunch.state.slots import MISSING, description_slot, gradient_of
 from onelaunch.state.snapshot import StateSnapshot
 from onelaunch.state.walk import Slot
+from onelaunch.watch.device_constants import DeviceConstants
 from onelaunch.watch.difference import TRIES, RunDifference
 from onelaunch.watch.ledger import Ledger, optimizers_in
-from onelaunch.watch.lifted import DeviceConstants
 
 _OTHER_VALUES = "the host gives compiled code other values in each run"
 _DEVICE_CODES = ("OL103", "OL109")
@@ -253,7 +253,7 @@ class CaptureSession:
             self._retry_if_host_inputs_differ(before, run)
             self._retry_if_incomplete(run)
             followed = self._followed(run, graph)
-            refuse_late(run)
+            refuse_unreplayable(run)
             rewound = self._rewind is not None and self._rewind.used
             pure = not (run.effects.changes or run.numbers or rewound)
             if job.studied is not None and not (pure and run.shows_all()):

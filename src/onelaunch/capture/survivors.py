@@ -37,11 +37,11 @@ from onelaunch.watch.observer import Observer
 _SAVED = "ctx.save_for_backward(y) and `ctx.saved_tensors`, for an attribute, `ctx.y = y`"
 
 
-def refuse_late(run: CaptureRun) -> None:
-    """Refuse a capture that seemed to succeed. The callable may have moved a tensor of its state.
-    Stand-ins for arguments may be no views of each other where AOTAutograd's code expects views. Or
-    something keeps a tensor of the run where no slot leads: a hook's list, a tensor's attribute, an
-    iterator. No replay would renew this tensor, and each would overwrite it."""
+def refuse_unreplayable(run: CaptureRun) -> None:
+    """Refuse a capture that went well, but whose replays would do wrong, in three cases. A tensor
+    of the state was given other memory. Compiled code writes to an argument that shares memory and
+    requires grad. Something outside the state keeps a tensor of the run: a hook's list, an
+    iterator. Each replay would overwrite that tensor's memory, and none would renew it."""
     observer = run.observer
     moved = run.snapshot.relocated()
     if moved is not None:

@@ -45,7 +45,7 @@ to run eagerly  of a call: the callable itself runs, or with `on_refusal="split"
 to take apart  an object among the arguments: to take its fields for the arguments
 ran_differently   of a recording: its run differed, or read more than those before it
 capture answer  the answer to code that asks torch whether it is being captured
-inline      of a call: it runs eagerly, as a part of what runs around it, and is not counted
+inline      of a call: it runs eagerly as a part of another run, and is not counted
 reached     the state that the callable reads or may change, found from its attributes and names
 to rehearse  a callable: to run it once as a warm-up without a call, and put everything back
 backoff     the wait of a signature that found no room, until it is tried again

@@ -1,7 +1,8 @@
-"""The two ways of a callable that asks whether it is being captured; see `driver.capture_query`.
+"""Callables that ask torch whether they are being captured, and do something else if they are.
 
-The answer is no, as in eager. Where a capture refuses that way, the other one is run and rolled
-back, and its results are compared with eager's.
+They are told no in a capture, too: then it records what an eager call does. If that is refused, the
+callable is run once with the answer no and once with yes, and both runs are rolled back. Where they
+agree, a capture with the answer yes follows. The answer is given by `driver.capture_query`.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def compare(
 
 def switch_early(callee: Callee, candidate: Candidate, result: Any) -> None:
     """Change the answer of a callable to yes after its last warm-up, where a capture would refuse
-    what it did after a no, and the results are the same. That saves a capture and a run.
+    it after a no. Its results must be the same. That saves a capture and a run.
     `candidate`: with the state after the warm-up, which is as before: its effects are not undone.
     `result`: the warm-up's."""
     status, asking = candidate.status, candidate.status.capture_answer

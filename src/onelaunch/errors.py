@@ -100,6 +100,10 @@ class CaptureError(GraphError):
         return of_refusal(self.code, self.what, self.where, self.fix)
 
 
+class CaptureSignal(Exception):
+    """A fact that a run under capture shows: the call is not refused, but captured otherwise."""
+
+
 class ReplayError(GraphError):
     """A call that no recording fits, where the caller asked for an error instead of a recording."""
 

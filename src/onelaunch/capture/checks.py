@@ -40,7 +40,7 @@ from onelaunch.capture.io_plan import (
 from onelaunch.capture.recording import NeedsGrad
 from onelaunch.driver.protocol import Travel
 from onelaunch.driver.refusals import error_here
-from onelaunch.errors import CaptureError, describe_type
+from onelaunch.errors import CaptureError, CaptureSignal, describe_type
 from onelaunch.frames.peek import METHODS, attributes_of, object_of
 from onelaunch.frames.reads import Reads
 from onelaunch.source import changed_at, loaded_at, user_frame
@@ -259,7 +259,7 @@ def refuse_uncovered(
 # Leaves of autograd graphs, and results of a whole step: their graphs are used up in it.
 
 
-class BackwardInside(Exception):
+class BackwardInside(CaptureSignal):
     """The callable ran a backward itself, or made a leaf for one."""
 
 

@@ -19,6 +19,7 @@ from onelaunch.capture.scalar_trace import Step
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.protocol import Driver, Graph, Travel
 from onelaunch.driver.schedule import Schedule
+from onelaunch.errors import CaptureSignal
 from onelaunch.sizes.dims import Varying
 from onelaunch.source import Place
 from onelaunch.state.counterparts import Counterparts
@@ -315,7 +316,7 @@ def _tensor_guards(examples: Sequence[tuple[int, Tensor]], varying: dict[int, Va
     )
 
 
-class NeedsGrad(Exception):
+class NeedsGrad(CaptureSignal):
     """A sign that outputs require grad, so that a forward has to be captured instead. `kept_graph`:
     the name of the slot with such a tensor, and the line that made it; None for a result."""
 

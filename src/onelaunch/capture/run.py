@@ -21,7 +21,6 @@ from onelaunch.call.tree import Flat, Same, Tree, flatten
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.checks import (
-    BackwardInside,
     Check,
     RunArguments,
     give_marks,
@@ -37,9 +36,8 @@ from onelaunch.capture.counted_places import CountedPlaces
 from onelaunch.capture.effects import recurrent_state
 from onelaunch.capture.followed import PlainRun
 from onelaunch.capture.io_plan import COPIED, CannotPadInside, Inputs, Outputs, output_ports, stage
-from onelaunch.capture.numbers import NumberStandIns, NumbersToFollow, Unfollowed
+from onelaunch.capture.numbers import NumberStandIns, NumbersToFollow
 from onelaunch.capture.outcome import Returned, StateEffects, plan_results
-from onelaunch.capture.recording import NeedsGrad
 from onelaunch.driver.capture_query import CaptureAnswer
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.host_factories import HostFactories
@@ -47,7 +45,7 @@ from onelaunch.driver.host_generator import watching_host_generator
 from onelaunch.driver.protocol import Capture, DevicePool, Driver, InPlace, Travel
 from onelaunch.driver.schedule import Parallel
 from onelaunch.driver.seeding import SEEDING, HostGenerators, watching_seeds
-from onelaunch.errors import CaptureError
+from onelaunch.errors import CaptureError, CaptureSignal
 from onelaunch.frames.reads import Reads
 from onelaunch.gc_pause import out_of_reach
 from onelaunch.identity import id
@@ -132,7 +130,7 @@ class Retry(Exception):
     """A sign that a run showed a fact that the next run has to know; the text names it."""
 
 
-_UNDONE = (Retry, CaptureError, NeedsGrad, BackwardInside, CannotPadInside, Unfollowed)
+_UNDONE = (Retry, CaptureError, CaptureSignal, CannotPadInside)
 """Exceptions after which the callable always runs once more for the same call."""
 
 

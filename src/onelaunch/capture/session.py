@@ -14,19 +14,19 @@ from torch import Tensor
 from onelaunch.beside import is_beside, make_way
 from onelaunch.call.tree import Tree
 from onelaunch.capture import distributed
-from onelaunch.capture.checks import BackwardInside, refuse_compound_leaves
+from onelaunch.capture.checks import refuse_compound_leaves
 from onelaunch.capture.compilation import CompiledInCapture, failed_in_capture
 from onelaunch.capture.followed import FollowedNumbers, NumberTrials, PlainRun
 from onelaunch.capture.io_plan import plan_inputs
 from onelaunch.capture.numbers import NumberStandIns, NumbersToFollow, Unfollowed
 from onelaunch.capture.outcome import Returned, StateEffects
-from onelaunch.capture.recording import CapturedCall, NeedsGrad
+from onelaunch.capture.recording import CapturedCall
 from onelaunch.capture.result import captured_call
 from onelaunch.capture.run import CaptureJob, CaptureRun, Retry
 from onelaunch.capture.survivors import PassedOn, clear_caches, refuse_unreplayable
 from onelaunch.driver.protocol import Capture, Graph, InPlace, Rewind, Travel
 from onelaunch.driver.refusals import DrawsAfterAll
-from onelaunch.errors import CaptureError, let_go
+from onelaunch.errors import CaptureError, CaptureSignal, let_go
 from onelaunch.optimizers.capturable import lasting
 from onelaunch.optimizers.steps import Steps, every_key, keys_kept
 from onelaunch.state.parts import whole_of
@@ -102,7 +102,7 @@ class CaptureSession:
                 self._retries.append(str(retry))
                 changed = {i for run in self._runs for i in run.staged.changed}
                 job.replaced = tuple(b for b in job.replaced if b.slot.id not in changed)
-            except (NeedsGrad, BackwardInside, Unfollowed) as error:
+            except CaptureSignal as error:
                 let_go(error)
                 raise
             except Exception as error:

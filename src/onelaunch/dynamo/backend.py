@@ -122,8 +122,7 @@ setattr(onelaunch, "reset", reset)  # noqa: B010
 
 
 def _raising(error: CaptureError) -> Callable[..., Any]:
-    """Return a callable that raises the error. Dynamo would wrap an error raised while it
-    compiles."""
+    """Return a callable that raises the error: raised in a compilation, Dynamo would wrap it."""
 
     def refuse(*args: Any) -> Any:
         raise copy.copy(error)

@@ -312,8 +312,7 @@ def _scalar(node: Node, number: Any, device: torch.device) -> Tensor:
 
 
 def _wide(node: Node) -> torch.dtype | None:
-    """Return the dtype that an operation's kernel computes in, if its tensors have a narrower
-    one."""
+    """Return the dtype that an operation's kernel computes in, if it is wider than its tensors'."""
     if node.target in _FILLED or _name(node) in _PLACED | _ROUNDED:
         return None
     tensors = [value for n in node.all_input_nodes if isinstance(value := example(n), Tensor)]

@@ -182,8 +182,7 @@ def _is_number(node: Node) -> bool:
 
 
 class _Fake(torch.fx.Interpreter):
-    """A run on examples of the inputs, and of tensors in the graph, such as an optimizer's
-    parameters."""
+    """A run on examples of the inputs and of the graph's tensors, such as an optimizer's."""
 
     def __init__(self, graph: Graph, mode: Any) -> None:
         super().__init__(graph)

@@ -144,8 +144,7 @@ class Bucketed(Graphed[P, R]):
         index[call.sizes] = counted, paths
 
     def _paths(self, bucket: Sizes) -> list[CallPath]:
-        """Return the call paths of a bucket's recordings, without padding before the launch
-        first."""
+        """Return the call paths of a bucket's recordings, those that pad in the launch first."""
         entries = [e for e in self._table.entries if serves(e, bucket)]
         around = [e.captured.bucket.around for e in entries if e.captured.bucket is not None]
         return [*(e.call for e in entries), *(call for call in around if call is not None)]

@@ -75,8 +75,7 @@ class Graphed(Service, Generic[P, R]):
         callee: Callee | None = None,
     ) -> None:
         """Graph `fn`. `root`: a name for messages, and the object whose state the callable reads: a
-        module for its forward, else `fn` itself. `callee`: `fn` as captures run it, compiled or
-        not."""
+        module for its forward, else `fn` itself. `callee`: `fn` as captures run it."""
         self.fn = fn
         self.options = options
         self._name = name = getattr(fn, "__name__", type(fn).__name__)

@@ -73,8 +73,7 @@ class Unserved:
 
     def is_unrecordable(self, call: Call) -> bool:
         """Return whether a call runs inline. It does in another capture, and under hooks that pack
-        saved tensors. It does for tensors beyond plain memory: a subclass, sparse, quantized, a
-        dual number."""
+        saved tensors; and for tensors beyond plain memory: a subclass, sparse, quantized, dual."""
         if call.driver.capturing():
             return True
         if packing():
@@ -89,8 +88,7 @@ class Unserved:
         return False
 
     def note_warmup(self, candidate: Candidate, specs: Collection[CallSpec]) -> None:
-        """Note a warm-up, which counts if it is the first of its signature. `specs`: all
-        signatures."""
+        """Note a warm-up. It counts if it is its signature's first. `specs`: all signatures."""
         if candidate.status.warmups > 1 or not self._is_due():
             return
         varied = varying_sizes(specs, candidate.spec, candidate.flat.paths)

@@ -19,8 +19,7 @@ _WAIT = 8 * _COST
 """The eager calls between two captures, so that captures take an eighth of the time."""
 _PAYS = 8  # the calls that a recording has to serve, besides its own, to pay
 DROPPED, UNUSED, FEW = 8, 4, 1
-"""The weights of a recording that did not pay: it was dropped at once; it served no other call; it
-served a few."""
+"""The weights of a recording that did not pay: dropped at once; used once; used a few times."""
 _MOST_WEIGHT = 32  # the most weight of recordings in a row that did not pay
 _MOST_DOUBLED = 7
 """The most times that the wait for the next recording doubles, as it did not pay again."""

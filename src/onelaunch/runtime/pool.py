@@ -104,8 +104,7 @@ class Pool:
 @dataclass(slots=True, eq=False)
 class PoolRoom:
     """Room in a pool for one recording; see `PoolManager.lease`. `again`: True if a second capture
-    may fit where the first does not. Keeping the limit evicts other recordings and the gaps
-    between."""
+    may fit where the first does not. Keeping the limit evicts other recordings and gaps."""
 
     pool: PoolManager
     has_room: bool  # True while a capture may fit

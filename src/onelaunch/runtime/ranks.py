@@ -21,13 +21,9 @@ from typing import Any
 
 import torch
 
-from onelaunch.capture.checks import BackwardInside
-from onelaunch.capture.compilation import CompiledInCapture
 from onelaunch.capture.distributed import initialized
-from onelaunch.capture.numbers import Unfollowed
-from onelaunch.capture.recording import NeedsGrad
 from onelaunch.driver.aten import group_of, operator
-from onelaunch.errors import CaptureError
+from onelaunch.errors import CaptureError, CaptureSignal
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.signature import Signatures
 from onelaunch.runtime.stats import DEFERRED
@@ -48,7 +44,7 @@ _AHEAD = 60.0  # seconds that it has to come to a capture ahead of calls
 _CAPTURE = 300.0  # seconds that it has for its capture
 _MISSED = 3  # the calls in a row to which a process does not come, until the others give up
 _MISSING = "it does not record this call: it replays, or does not come here"
-_CAUGHT = (CaptureError, NeedsGrad, BackwardInside, Unfollowed, CompiledInCapture)
+_CAUGHT = (CaptureError, CaptureSignal)
 """The exceptions of a capture after which the call goes on, as far as `on_refusal` lets it."""
 _numbers: Counter[str] = Counter()
 """The callables of each name and line that were found to run collectives, in the order of these."""

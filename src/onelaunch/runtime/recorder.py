@@ -24,7 +24,7 @@ from onelaunch.capture.rolled_back import refuse_lasting
 from onelaunch.capture.run import CaptureJob, NeedsTheCaller
 from onelaunch.capture.session import CaptureSession
 from onelaunch.driver.protocol import InPlace
-from onelaunch.errors import CaptureError, let_go, letting_go
+from onelaunch.errors import CaptureError, CaptureSignal, let_go, letting_go
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import StepOptions
 from onelaunch.runtime import answers
@@ -359,7 +359,7 @@ class Recorder:
             with watching_lasting_effects(candidate, self._callee):
                 entry = self.record(replace(candidate, studied=studied), owner)
             status.threads.add(get_ident())
-        except (CaptureError, NeedsGrad, BackwardInside) as error:
+        except (CaptureError, CaptureSignal) as error:
             let_go(error)
             entry = None
         finally:

@@ -91,8 +91,7 @@ class Signatures:
     def drop_unreachable(self, recorded: Collection[CallSpec]) -> None:
         """Forget signatures that hold the last reference to an object of their calls. An example is
         the cache of a past request: no call can have such a signature again. Signatures with one
-        call stay, as `newest` compares them. `recorded`: the signatures that have recordings, which
-        stay as well."""
+        call stay, as `newest` compares them. `recorded`: signatures with recordings, which stay."""
         again = [spec for spec, status in self.statuses.items() if status.warmups > 1]
         self._drop_dead([spec for spec in again if spec not in recorded])
 

@@ -40,8 +40,7 @@ class TableEntry:
     """A lock held from the checks to the launch. Used where numbers are followed, or arguments are
     objects of a request, such as a cache."""
     shares: dict[int, int] = field(default_factory=dict)
-    """id of a tensor in a request's objects -> number of this recording's references to its
-    memory."""
+    """id of a tensor of a request -> number of this recording's references to its memory."""
     undo: Callable[[], object] = bool
     """Restores the state from before the captured run, until that run has served its call."""
     unsettled_on_other_rank: bool = False

@@ -125,8 +125,7 @@ class VaryingNumbers:
         return False
 
     def note_recorded(self, expected: NumbersToFollow, followed: NumbersToFollow) -> None:
-        """Take numbers that a recording should have followed, and does not, for constants from now
-        on."""
+        """Take numbers that a recording should have followed for constants from now on."""
         self._constant.update({*expected.names()} - {*followed.names()})
 
     def _family(self, spec: CallSpec) -> tuple[list[Constant], _Family] | None:
@@ -142,8 +141,7 @@ class VaryingNumbers:
 
 def _many(entries: Iterable[TableEntry]) -> bool:
     """Return whether `_MOST_RECORDINGS` recordings follow numbers, and none serves the present
-    ones. The callable then branches on them in ever more ways. The next recording takes them for
-    constants."""
+    ones. The callable then branches on them in ever more ways. The next holds them constant."""
     return (
         sum(bool(e.captured.followed.names()) and e.captured.guard.check() for e in entries)
         >= _MOST_RECORDINGS

@@ -63,8 +63,7 @@ def _other_value(entry: TableEntry, tensors: Sequence[Tensor]) -> str | None:
 
 
 def _other_count(entry: TableEntry) -> str | None:
-    """Describe followed numbers with present values that the recording does not serve, or return
-    None."""
+    """Describe followed numbers whose present values are not served, or return None."""
     followed = entry.captured.followed
     if followed.serves():
         return None
@@ -186,8 +185,7 @@ def still_waiting(name: str, count: int) -> str:
 
 def backward_inside(kept_graph: tuple[str, str | None] | None = None) -> CaptureError:
     """Return the refusal of a callable with a backward inside and results that require grad.
-    `kept_graph`: (slot with a tensor that requires grad, line that made the tensor), unless it is a
-    result."""
+    `kept_graph`: (slot with a tensor that requires grad, line that made it), if it is no result."""
     if kept_graph is not None:
         name, line = kept_graph
         return CaptureError(

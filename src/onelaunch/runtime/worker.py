@@ -191,8 +191,7 @@ class Footprint:
 
 
 class Unmoved:
-    """The state that a call has read, as it is now. `before`: of the call, if it has changed
-    nothing."""
+    """The state that a call has read, as it is now. `before`: of a call without effects."""
 
     def __init__(
         self, graphed: Graphed[..., Any], flat: Flat, before: Footprint | None = None

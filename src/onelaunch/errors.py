@@ -101,7 +101,7 @@ class CaptureError(GraphError):
 
 
 class CaptureSignal(Exception):
-    """A fact that a run under capture shows: the call is not refused, but captured otherwise."""
+    """A fact that a run under capture shows to the caller of the capture. It is no refusal."""
 
 
 class ReplayError(GraphError):

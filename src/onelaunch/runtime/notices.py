@@ -72,8 +72,8 @@ class Unserved:
         self._row = self._last = 0
 
     def is_unrecordable(self, call: Call) -> bool:
-        """Return whether a call runs inline. It does in another capture, and under hooks that pack
-        saved tensors; and for tensors beyond plain memory: a subclass, sparse, quantized, dual."""
+        """Return whether a call cannot be recorded: in another capture, under hooks that pack saved
+        tensors, or for tensors that are no plain memory."""
         if call.driver.capturing():
             return True
         if packing():

@@ -151,9 +151,7 @@ class Warmup:
         if last:
             run = NotedRun(candidate, run)
             step_aside = run.step_aside
-        first = (
-            not candidate.status.warmups and candidate.status.one_warmup is not OneWarmup.ENOUGH
-        )
+        first = not candidate.status.warmups and candidate.status.one_warmup is not OneWarmup.ENOUGH
         if first or self._callee.reads is None:  # the capture sees the rest
             run = self._callee.with_read_watch(run, candidate.device, step_aside)
         return run
@@ -232,7 +230,10 @@ class Warmup:
         return accesses is not None and accesses.holds_for(candidate.reached.walk())
 
     def rehearse(
-        self, candidate: Candidate, refuse: Refuse, then: Callable[[Any], object] = lambda result: None
+        self,
+        candidate: Candidate,
+        refuse: Refuse,
+        then: Callable[[Any], object] = lambda result: None,
     ) -> list[Change]:
         """Warm up without a call, and restore everything. Return the changes of the run.
 

@@ -90,7 +90,7 @@ FAULTS = (
     _without(
         "recordings whose parameters moved",
         "runtime/phase.py",
-        "self._table.drop_stale(spec, signature)",
+        "self._table.drop_stale(spec, status)",
     ),
     # What a replay does.
     Fault("draws on the host", PATH, "for draw in captured.draws:", "for draw in ():"),

@@ -71,8 +71,7 @@ def awaiting() -> AbstractContextManager[None]:
 
 
 def make_way() -> None:
-    """Let calls of other threads go on first, if this thread captures beside them; 0.05 us if no
-    thread does."""
+    """Let calls of other threads go first, if this thread captures beside them; 0.05 us if not."""
     beside = BESIDE.get(get_ident()) if BESIDE else None
     if beside is not None:
         beside.wait()

@@ -103,6 +103,10 @@ class CaptureError(GraphError):
         return of_refusal(self.code, self.what, self.where, self.fix)
 
 
+class CaptureSignal(Exception):
+    """A fact that a run under capture shows to the caller of the capture. It is no refusal."""
+
+
 class ReplayError(GraphError):
     """A call that no recording fits, where the caller asked for an error instead of a recording."""
 

@@ -264,8 +264,7 @@ class TorchSettings:
 
 class unwound(same_modes):
     """A context around a capture that also restores torch's settings and saved-tensor hooks. An
-    eager call may leave them changed when it fails, but a capture that fails must have no
-    effects."""
+    eager call may leave them changed when it fails, but a failed capture must have no effects."""
 
     __slots__ = ("_hooks", "_nested", "_settings")
 

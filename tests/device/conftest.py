@@ -78,7 +78,7 @@ def compiled(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def missed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How many copies of host values each attempt at a capture lacked."""
-    from onelaunch.watch.lifted import DeviceConstants
+    from onelaunch.watch.device_constants import DeviceConstants
 
     found: list[int] = []
     make = DeviceConstants.make

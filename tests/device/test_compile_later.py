@@ -42,7 +42,9 @@ def finished(fast: Any) -> Any:
 
 def compiled(own: Any) -> list[Any]:
     """Return the recordings of compiled code, which lie in a pool of their own."""
-    return [e for e in own._table.entries if e.member.part in own._compiled._pool._parts()]
+    return [
+        e for e in own._table.entries if e.pool_member.device_pool in own._compiled._pool._parts()
+    ]
 
 
 def compiled_launches(own: Any) -> int:

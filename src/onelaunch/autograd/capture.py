@@ -31,7 +31,7 @@ from onelaunch.errors import CaptureError, let_go
 from onelaunch.gc_pause import no_collection, out_of_reach
 from onelaunch.state.slots import read_gradient
 from onelaunch.unwinding import unwound
-from onelaunch.watch.lifted import DeviceConstants
+from onelaunch.watch.device_constants import DeviceConstants
 from onelaunch.watch.observer import Observer
 
 _HANDED = "hand it to `checkpoint` as an argument, or to a backward by `ctx.save_for_backward`"
@@ -159,8 +159,8 @@ def capture_backward(
         moved: inputs of the forward that it reads where the caller has them. They come after the
             gradients at each launch.
         pool: under `kept` its own pool, or the pool of a chain's backwards.
-        first_run: the same backward, before. Without it no host values are lifted, except those
-            that the forward has copied to the device.
+        first_run: the same backward, before. Without it no host values are kept on the device,
+            except those that the forward has copied there.
         in_place: the memory of the caller that kernels are to reach, where that is proven.
         ahead: true if no forward has filled the saved tensors yet, so that nothing may run.
     """

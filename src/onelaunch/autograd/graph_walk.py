@@ -235,7 +235,7 @@ def mark_freed(t: Tensor) -> Tensor:
 
 def packing() -> bool:
     """Return whether the caller's hooks pack saved tensors: `save_on_cpu`, or `checkpoint` around a
-    graphed module. A replay saves nothing, so the callable itself runs."""
+    graphed module. A replay saves nothing, so the call runs eagerly."""
     return torch.is_grad_enabled() and packing_hooks(True) is not None
 
 

@@ -70,9 +70,9 @@ def refresh_mode_flag() -> None:
 
 
 def runs_inline(graphed: Any) -> bool:
-    """Return whether a call must run as it is: inside a warm-up, or under an ambient mode. Called
-    at every call: 0.3 us. `graphed`: the graphed callable, which is named if torch.compile traces
-    it."""
+    """Return whether a call must run eagerly as a part of another run, a warm-up for example, or
+    under an ambient mode. Asked at every call: 0.3 us. `graphed`: the graphed callable, which is
+    named if torch.compile traces it."""
     if torch.compiler.is_dynamo_compiling():
         note_traced(graphed._name)
         return True
@@ -169,7 +169,7 @@ def readers() -> list[tuple[Callable[[], object], object]]:
 
 
 def ambient() -> str | None:
-    """Return the ambient mode that makes a replay meaningless, or None. The callable itself runs
+    """Return the ambient mode that makes a replay meaningless, or None. The call runs eagerly
     then: the tracer, transform or mode must see its operations."""
     return next((mode for mode, is_active in _AMBIENT if is_active()), None)
 

@@ -181,8 +181,7 @@ def has_context(keys: tuple[Any, ...]) -> bool:
 
 
 def steps_to(kind: type, keys: tuple[Any, ...], count: int) -> list[str]:
-    """Return the steps from a container to its children, for messages. `keys`: its keys, from
-    `parts_of`."""
+    """Return the steps from a container to its children, for messages. `keys`: of `parts_of`."""
     if isinstance(keys, Names):
         return [f".{key}" for key in keys]
     if isinstance(keys, RecordKeys):

@@ -20,4 +20,9 @@ number.py       the stand-in for such a number in a run
 scalar_trace.py  what a run computes from such numbers
 followed.py     the proof that a recording follows these, and their reading at each call
 recording.py    CapturedCall, all that a call path needs; Recording, the figures for users
+
+A run under capture ends early by a `Retry`, for another attempt at once in session.py; by a
+`CannotPadInside`, for one that pads outside; or by a `CaptureSignal` or a `CaptureError`. A signal
+goes to runtime/graphed.py, and a later call is captured otherwise: `NeedsGrad` with a backward,
+`Unfollowed` with numbers as constants; `BackwardInside` has it run eagerly.
 """

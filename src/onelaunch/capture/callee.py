@@ -142,22 +142,21 @@ class Callee:
         device: torch.device,
         step_aside: Callable[[], object] | None = None,
         before: StateWalk | None = None,
-        given: Iterable[torch.Tensor] = (),
+        arguments: Iterable[torch.Tensor] = (),
     ) -> FrameWatch | None:
         """Return a watch for one run; None if a profiler has its hook.
 
         Args:
             before: the state before the run. If it is as the last watched warm-up left it, frames
                 that end as in that warm-up read the same, and are not read again.
-            given: the arguments of the run. With other sizes a frame may read other items.
+            arguments: of the run. With other sizes a frame may read other items.
         """
         if is_profiled():
             return None
         reads = Reads() if self.reads is None else self.reads.copy()
         left = self._contents_after and self._contents_after()
-        same = (
-            before is not None and before.contents is left and _layouts(given) in self._seen_layouts
-        )
+        same = before is not None and before.contents is left
+        same = same and _layouts(arguments) in self._seen_layouts
         ended = frozenset(reads.ended) if same else frozenset[tuple[CodeType, int]]()
         return FrameWatch(reads, device, step_aside, ended)
 

@@ -40,7 +40,7 @@ from onelaunch.capture.io_plan import (
 from onelaunch.capture.recording import NeedsGrad
 from onelaunch.driver.protocol import Travel
 from onelaunch.driver.refusals import error_here
-from onelaunch.errors import CaptureError, describe_type
+from onelaunch.errors import CaptureError, CaptureSignal, describe_type
 from onelaunch.frames.peek import METHODS, attributes_of, object_of
 from onelaunch.frames.reads import Reads
 from onelaunch.source import changed_at, loaded_at, user_frame
@@ -102,12 +102,12 @@ _ON_A_COPY = (
 def refuse_attributes(
     tensors: Iterable[tuple[str, Tensor]],
     codes: Collection[CodeType],
-    given: Mapping[str, object] = MappingProxyType({}),
+    before: Mapping[str, object] = MappingProxyType({}),
 ) -> None:
     """Refuse attributes that the callable set on tensors: the tensors of a replay lack them."""
     for path, t in tensors:
-        now = {**dict.fromkeys(given, MISSING), **vars(t)}
-        names = [k for k, value in now.items() if value is not given.get(k, MISSING)]
+        now = {**dict.fromkeys(before, MISSING), **vars(t)}
+        names = [k for k, value in now.items() if value is not before.get(k, MISSING)]
         name = next((name for name in names if not name.startswith(_TORCH_MARKS)), None)
         if name is not None:
             what = f"`{path}.{name}` is set in the call, on a tensor"
@@ -160,22 +160,22 @@ def is_fixed(value: object, before: Collection[int]) -> bool:
         return of is None or is_plain(of) or id(of) in before or isinstance(of, type)
     if isinstance(value, types.FunctionType):
         module = sys.modules.get(value.__module__)
-        own = value.__closure__ or value.__defaults__ or value.__kwdefaults__ or vars(value)
-        return not own or getattr(module, value.__name__, None) is value
+        contents = value.__closure__ or value.__defaults__ or value.__kwdefaults__ or vars(value)
+        return not contents or getattr(module, value.__name__, None) is value
     return isinstance(value, type | types.ModuleType)
 
 
 def refuse_parts(
-    results: Sequence[Tensor], stored: Sequence[tuple[Slot, object]], held: Collection[int]
+    results: Sequence[Tensor], stored: Sequence[tuple[Slot, object]], known: Collection[int]
 ) -> None:
     """Refuse results that are DTensors, or tensors made of several. A replay gives plain memory
     alone. Gradients and DTensors from before the call stay as they are."""
-    kept = {id(t) for slot, t in stored if slot.key is gradient_of} | set(held)
+    unchanged = {id(t) for slot, t in stored if slot.key is gradient_of} | set(known)
     for t in results:
         if not has_strides(t):
             what = f"the result holds {describe_type(t) if is_compound(t) else layout_of(t)}"
             raise CaptureError("OL108", what, fix=_PLAIN)
-        if local(t) is not t and id(t) not in kept:
+        if local(t) is not t and id(t) not in unchanged:
             what = f"the result holds {describe_type(t)}"
             raise CaptureError("OL108", what, fix="return t.full_tensor(), or t.to_local()")
 
@@ -259,7 +259,7 @@ def refuse_uncovered(
 # Leaves of autograd graphs, and results of a whole step: their graphs are used up in it.
 
 
-class BackwardInside(Exception):
+class BackwardInside(CaptureSignal):
     """The callable ran a backward itself, or made a leaf for one."""
 
 
@@ -371,7 +371,7 @@ def _check(values: dict[str, Constant], names: frozenset[str] | None, leaf: bool
     """Return a check of the attributes `names`, or of all: 0.1 us if there are none. `leaf`: what a
     tensor's `is_leaf` must be, if that matters."""
 
-    def kept(t: Tensor) -> bool:
+    def as_captured(t: Tensor) -> bool:
         if leaf is not None and t.is_leaf is not leaf:
             return False
         now = t.__dict__
@@ -380,7 +380,7 @@ def _check(values: dict[str, Constant], names: frozenset[str] | None, leaf: bool
         present = now.keys() if names is None else names & now.keys()
         return present == values.keys() and all(c.matches(now[k]) for k, c in values.items())
 
-    return kept
+    return as_captured
 
 
 _READ_ONCE = "a replay would use what hung on the tensor of the capture"

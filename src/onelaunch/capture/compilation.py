@@ -48,14 +48,14 @@ def compiled(
     def ahead(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         if driver.capturing():
             raise CompiledInCapture("OL109", "Dynamo compiles the callable again in its capture")
-        own, sizes = _own(graph), _sizes(graph)
+        of_graph, sizes = _tensors_of(graph), _sizes(graph)
         run_graph = compiled_graph(graph, inputs, backend)[0]
         written = _written_inputs()
 
         def noted(*args: Any) -> Any:
-            every = (*own, *args)
-            given = (value for i, value in enumerate(args) if i not in sizes)
-            note_host_inputs(given, [every[i] for i in written if i < len(every)])
+            every = (*of_graph, *args)
+            values = (value for i, value in enumerate(args) if i not in sizes)
+            note_host_inputs(values, [every[i] for i in written if i < len(every)])
             return run_graph(*args)
 
         return noted
@@ -124,19 +124,19 @@ def compiled_graph(
     AOTAutograd relies on a common base of overlapping arguments where the graph writes to one.
     Tensors in a capture have no base: such calls run the original graph."""
     shown = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))  # the backend changes its own
-    own = _own(graph)
+    of_graph = _tensors_of(graph)
     run = backend(graph, inputs)
     written = _written_inputs()
     if not written:
         return run, shown
 
     def run_or_original(*args: Any) -> Any:
-        return shown(*args) if _overlap((*own, *args), written) else run(*args)
+        return shown(*args) if _overlap((*of_graph, *args), written) else run(*args)
 
-    return (shown if _overlap((*own, *inputs), written) else run_or_original), shown
+    return (shown if _overlap((*of_graph, *inputs), written) else run_or_original), shown
 
 
-def _own(graph: torch.fx.GraphModule) -> list[Tensor]:
+def _tensors_of(graph: torch.fx.GraphModule) -> list[Tensor]:
     """Return the tensors that a graph holds: AOTAutograd's first inputs."""
     named = graph.named_parameters(remove_duplicate=False)
     return [t for _, t in (*named, *graph.named_buffers(remove_duplicate=False))]
@@ -151,16 +151,16 @@ def _written_inputs() -> list[int]:
 
 def _overlap(args: Sequence[Any], written: Sequence[int]) -> bool:
     """Return whether a written argument shares memory with another argument."""
-    given = {i: t for i, t in enumerate(args) if isinstance(t, Tensor) and has_strides(t)}
-    storages = {i: t.untyped_storage()._cdata for i, t in given.items()}
-    for i in set(written) & given.keys():
-        others = [j for j in given if j != i and storages[j] == storages[i]]
+    tensors = {i: t for i, t in enumerate(args) if isinstance(t, Tensor) and has_strides(t)}
+    storages = {i: t.untyped_storage()._cdata for i, t in tensors.items()}
+    for i in set(written) & tensors.keys():
+        others = [j for j in tensors if j != i and storages[j] == storages[i]]
         if not others:
             continue
-        if any(_depends_on_data(given[j]) for j in (i, *others)):
+        if any(_depends_on_data(tensors[j]) for j in (i, *others)):
             return True
-        region = _region(given[i])
-        if any(region.overlaps(_region(given[j])) for j in others):
+        region = _region(tensors[i])
+        if any(region.overlaps(_region(tensors[j])) for j in others):
             return True
     return False
 

@@ -162,8 +162,8 @@ class FollowedNumbers:
         order = [*terms]
         self._order = [order.index(term) for term in scalars.values()]
         self._patch = patch
-        own = [v for i, v in enumerate(numbers.trace.leaf_values) if i not in numbers.fixed]
-        self.serves_own = self._scalars(own) is not None
+        of_call = [v for i, v in enumerate(numbers.trace.leaf_values) if i not in numbers.fixed]
+        self.serves_own = self._scalars(of_call) is not None
         """True if it serves the numbers of its own call."""
         self._given: tuple[object, ...] = tuple(numbers.arguments)
         self._latest: Sequence[object] | None = None

@@ -32,7 +32,7 @@ from onelaunch.capture.io_plan import (
     Outputs,
     Own,
     OwnView,
-    own,
+    put_in_group,
 )
 from onelaunch.driver.dispatch import no_functions, raw
 from onelaunch.driver.protocol import DevicePool, Driver, Rewind
@@ -167,8 +167,8 @@ class Forward:
                 first = static.storage_offset()
                 readable[at] = [(t, int(t.storage_offset() - first)) for t in over]
         elsewhere = {id(t) for over in readable.values() for t, _ in over}
-        own = [t for t in every if id(t) not in elsewhere and storage(t) not in outside]
-        return own, readable
+        inside = [t for t in every if id(t) not in elsewhere and storage(t) not in outside]
+        return inside, readable
 
     def plan(
         self,
@@ -244,9 +244,9 @@ class Forward:
             of = [of_node[place] for place in group]
             inside = CapturedGraph(of)
             part = self._seen(inside, of, plain, inputs, observer, held)
-            reached, own = {id(t) for t in inside.leaves}, {id(t) for t in part.tensors}
+            reached, used = {id(t) for t in inside.leaves}, {id(t) for t in part.tensors}
             watched = [i in part.inputs for i in pair.watched.inputs]
-            watched += [id(t) in own for t in pair.watched.tensors]
+            watched += [id(t) in used for t in pair.watched.tensors]
             watched += [number in part.plain for number in pair.watched.plain]
             places = [place for place, is_watched in enumerate(watched) if is_watched]
             pair.components.append(
@@ -382,7 +382,8 @@ def _add_hidden_bases(driver: Driver, outputs: Outputs, results: Sequence[Tensor
         if any(_overlap(driver, a, b) for a, b in itertools.combinations(several, 2)):
             base = cast(Tensor, several[0]._base)
             outputs.numbers[id(base)] = len(outputs.tensors)
-            outputs.tensors.append(Output(TensorSpec.of(base), own(driver, outputs, base), False))
+            memory = put_in_group(driver, outputs, base)
+            outputs.tensors.append(Output(TensorSpec.of(base), memory, False))
             bases.append(base)
     return bases
 

@@ -64,8 +64,8 @@ Hook = tuple[str, str, Callable[..., object]]
 def _of_modules(
     roots: Sequence[tuple[str, object]], before: StateWalk, kinds: Iterable[str]
 ) -> Iterator[Hook]:
-    held = before.holding(lambda kind: issubclass(kind, nn.Module))
-    reached = [*roots[1:], *((slot.name, module) for slot, module in held)]
+    of_state = before.holding(lambda kind: issubclass(kind, nn.Module))
+    reached = [*roots[1:], *((slot.name, module) for slot, module in of_state)]
     modules = {id(v): (n, v) for n, v in reversed(reached) if isinstance(v, nn.Module)}
     modules.pop(id(roots[0][1]), None)
     for kind in kinds:
@@ -91,8 +91,8 @@ def _of_optimizers(optimizers: Sequence[Optimizer]) -> Iterator[Hook]:
     for when in ("pre", "post"):
         everywhere = getattr(_STEPS, f"_global_optimizer_{when}_hooks")
         for optimizer in optimizers:
-            own = vars(optimizer).get(f"_optimizer_step_{when}_hooks", {})
-            for fn in (*own.values(), *everywhere.values()):
+            hooks = vars(optimizer).get(f"_optimizer_step_{when}_hooks", {})
+            for fn in (*hooks.values(), *everywhere.values()):
                 yield type(optimizer).__name__, f"step_{when}_hook", fn
 
 

@@ -124,7 +124,7 @@ def stage(driver: Driver, capture: Capture, inputs: Inputs, device: torch.device
         if inputs.travels[index] != Travel.NODE or index not in alone:
             raise CannotPadInside
         inputs.travels[index] = Travel.PAD
-    own: dict[int, Tensor] = {}  # one tensor that is given twice is one tensor there, too
+    static_of: dict[int, Tensor] = {}  # one tensor that is given twice is one tensor there, too
     for group in inputs.groups:
         first, start = group.members[0], group.region.start
         example = inputs.tensors[first]
@@ -132,19 +132,20 @@ def stage(driver: Driver, capture: Capture, inputs: Inputs, device: torch.device
             group.buffer = buffer = driver.empty(example.element_size(), device)
             static = driver.alias(buffer, example.dtype, (), (), 0)
             capture.input(example, static, Travel.FILL)
-            statics[first] = own.setdefault(id(example), static)
+            statics[first] = static_of.setdefault(id(example), static)
             continue
         group.buffer = buffer = driver.empty(group.region.nbytes, device)
-        given = [inputs.tensors[member] for member in group.members]
-        base = _common_base(driver, given, group.region)
-        for t in (*base, *given):
-            if id(t) not in own and base and t is not base[0]:
-                whole, shift = own[id(base[0])], t.storage_offset() - base[0].storage_offset()
-                own[id(t)] = whole.as_strided(t.shape, t.stride(), whole.storage_offset() + shift)
-            elif id(t) not in own:
-                own[id(t)] = _static(driver, buffer, t, driver.region(t).start - start)
-        for member, t in zip(group.members, given, strict=True):
-            statics[member] = own[id(t)]
+        tensors = [inputs.tensors[member] for member in group.members]
+        base = _common_base(driver, tensors, group.region)
+        for t in (*base, *tensors):
+            if id(t) not in static_of and base and t is not base[0]:
+                whole, first_at = static_of[id(base[0])], base[0].storage_offset()
+                at = whole.storage_offset() + t.storage_offset() - first_at
+                static_of[id(t)] = whole.as_strided(t.shape, t.stride(), at)
+            elif id(t) not in static_of:
+                static_of[id(t)] = _static(driver, buffer, t, driver.region(t).start - start)
+        for member, t in zip(group.members, tensors, strict=True):
+            statics[member] = static_of[id(t)]
         if inputs.travel(group) == Travel.COPY:
             capture.input(example, statics[first], Travel.COPY)
         elif first in inputs.varying:
@@ -161,9 +162,9 @@ def _common_base(driver: Driver, tensors: Sequence[Tensor], region: Region) -> l
     code expects arguments that share memory to be views of one base."""
     bases = {id(b): b for b in (t if t._base is None else t._base for t in tensors)}
     base, *others = bases.values()
-    own = driver.region(base)
+    span = driver.region(base)
     whole = (
-        len(tensors) > 1 and not others and region.start <= own.start and own.stop <= region.stop
+        len(tensors) > 1 and not others and region.start <= span.start and span.stop <= region.stop
     )
     for t in (base, *tensors):
         whole &= not (t.requires_grad or t.is_conj() or t.is_neg() or t.is_inference())
@@ -368,7 +369,7 @@ def plan_outputs(
         else:
             memory = _outside(driver, t, inputs, storages, held, viewed(t))
             if memory is None:
-                memory = Lasting(t) if id(t) in lasting else own(driver, plan, t)
+                memory = Lasting(t) if id(t) in lasting else put_in_group(driver, plan, t)
         plan.tensors.append(Output(spec, memory, t._is_view(), graded=t.grad_fn is not None))
     return plan
 
@@ -388,9 +389,9 @@ def _outside(
         copied = inputs.going(*COPIED)
         several = [i for i in copied if driver.storage(inputs.statics[i]) == region.storage]
         # Views are made from an input of the same dtype if there is one: a plain as_strided.
-        alike = [i for i in several if inputs.statics[i].dtype == t.dtype]
+        same_dtype = [i for i in several if inputs.statics[i].dtype == t.dtype]
         exact = [i for i in several if inputs.statics[i] is viewed]
-        index = [*exact, *alike, storages[region.storage]][0]
+        index = [*exact, *same_dtype, storages[region.storage]][0]
         offset = region.start - driver.region(inputs.statics[index]).start if t.numel() else 0
         return ArgumentView(index, offset)
     if region.storage in held:
@@ -421,7 +422,7 @@ def varying_group(plan: Outputs, index: int) -> Varying | None:
     return Varying(spec.shape, spec.dtype, dims, (None,) * len(dims))
 
 
-def own(driver: Driver, plan: Outputs, t: Tensor) -> Own:
+def put_in_group(driver: Driver, plan: Outputs, t: Tensor) -> Own:
     """Put a result into the group of its storage."""
     region = driver.region(t)
     for index, group in enumerate(plan.groups):

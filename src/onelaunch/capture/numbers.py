@@ -31,6 +31,7 @@ from onelaunch.call.tree import Constant, Tree
 from onelaunch.capture.number import Node, Number, node_of
 from onelaunch.capture.scalar_trace import ScalarTrace, Step, Term, unmistakable
 from onelaunch.driver.aten import is_pointwise, leaves, mapped
+from onelaunch.errors import CaptureSignal
 from onelaunch.optimizers.steps import NumberPlace
 from onelaunch.state.slots import Slot
 
@@ -83,7 +84,7 @@ class NumbersToFollow(NamedTuple):
         return bool(self.arguments or self.slots or self.incremented)
 
 
-class Unfollowed(Exception):
+class Unfollowed(CaptureSignal):
     """Numbers among the arguments that cannot be followed: each value needs its recording.
 
     Attributes:
@@ -286,14 +287,13 @@ class NumberStandIns:
         self._in_groups.clear()
         self._take_handed(())
 
-    def kept(self) -> list[Node]:
+    def surviving(self) -> list[Node]:
         """Return the insides of stand-ins that outlive the run: somebody keeps them."""
         return [node for ref in self._nodes if (node := ref()) is not None]
 
     def escaped(self) -> list[object]:
-        """Return, after the run, the `names` of numbers that it used in ways that no recording
-        follows."""
-        self._escaped.update(*(self.trace.leaves(node.term) for node in self.kept()))
+        """Return the `names` of numbers that the run used in ways that no recording follows."""
+        self._escaped.update(*(self.trace.leaves(node.term) for node in self.surviving()))
         names = self.names()
         return [names[leaf] for leaf in sorted(self._escaped)]
 
@@ -421,8 +421,7 @@ class NumberStandIns:
         return mapped(args, scalar), mapped(kwargs, scalar)
 
     def _is_scalar(self, func: Any, every: Sequence[Any], tensors: Sequence[Tensor]) -> bool:
-        """Return whether an operation passes its numbers as scalars to a kernel that is always the
-        same."""
+        """Return whether an operation passes its numbers as scalars to one and the same kernel."""
         name: str = func._schema.name
         devices = [t.device for t in tensors]
         devices += [torch.device(v) for v in every if isinstance(v, torch.device)]

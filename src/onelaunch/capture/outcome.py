@@ -1,4 +1,4 @@
-"""What a run under capture returned and changed, and the plan of how a replay does the same."""
+"""The results and effects of a run under capture, and the plan of how each replay repeats them."""
 
 from __future__ import annotations
 
@@ -45,18 +45,22 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Returned:
-    tensors: Any = None
+    """The results of a run. Values that it stored in state reach their slots by `outputs`, too."""
+
+    tensors: Any = None  # each tensor of the results and of stored values, once
     staying: list[Tensor] = field(default_factory=list)
-    """The tensors that stay in the recording's memory."""
-    tree: Tree | None = None  # the structure around the tensors
-    output_indices: tuple[int, ...] = ()  # for each tensor, the index of its output
-    outputs: Outputs | None = None
+    """The tensors that stay in the recording's memory, under ``outputs="static"``."""
+    tree: Tree | None = None  # the containers of the results
+    output_indices: tuple[int, ...] = ()  # for each tensor in `tree`, its place in `outputs`
+    outputs: Outputs | None = None  # the memory that a replay gives each tensor
 
 
 @dataclass(slots=True, eq=False)
 class StateEffects:
+    """The changes of the state by a run, and the part of these changes that each replay repeats."""
+
     after: StateWalk | None = None  # the state after the run
-    changes: list[Change] = field(default_factory=list)  # from the state before
+    changes: list[Change] = field(default_factory=list)  # all slots that differ from before it
     state: list[StateOutput] = field(default_factory=list)
     """The slots that each replay writes, with their values."""
     kept_gradients: list[Tensor] = field(default_factory=list)
@@ -83,8 +87,8 @@ def plan_results(
         stored = _stored(run, whole, identities)
     every = [*flat.tensors, *(t for part in stored for t in part.flat.tensors)]
     pairs = [(part.slot, part.value) for part in stored]
-    held = {id(t) for tensors in run.snapshot.tensors_by_storage.values() for t in tensors}
-    refuse_parts(every, pairs, held)
+    known = {id(t) for tensors in run.snapshot.tensors_by_storage.values() for t in tensors}
+    refuse_parts(every, pairs, known)
     outputs = _outputs(run, flat, pairs, every)
     _keep_graphs(run, flat, stored, every, outputs)
     numbers = _moved_numbers(run, whole, identities)  # notes containers: before `shared`
@@ -94,8 +98,8 @@ def plan_results(
     run.effects.state = _state_outputs(stored, numbers, identities, outputs)
     with _may_pass():
         _refuse_unrepeatable(run, every, pairs)
-    kept = {id(t) for t in run.effects.kept_gradients}
-    run.returned.tensors = [t for t in unique(every) if id(t) not in kept]
+    gradients = {id(t) for t in run.effects.kept_gradients}
+    run.returned.tensors = [t for t in unique(every) if id(t) not in gradients]
     if run.job.static_outputs:
         run.returned.staying = keep_results(outputs, every, run.effects.state)
     return outputs
@@ -213,8 +217,8 @@ def _state_outputs(
         StateOutput(slot, flat.tree, tuple(outputs.numbers[id(t)] for t in flat.tensors))
         for slot, _, flat in stored
     ]
-    own = {state.slot.id for state in written}
-    written += [state for state in moved if state.slot.id not in own]
+    ids = {state.slot.id for state in written}
+    written += [state for state in moved if state.slot.id not in ids]
     return [state._replace(tree=identities.shared(state.tree)) for state in written]
 
 
@@ -230,5 +234,5 @@ def _refuse_unrepeatable(
     effects.growing = growing_containers(effects.changes, walk, codes)
     refuse_reordered(effects.changes, walk, run.snapshot.orders)
     refuse_other_attributes(walk, codes)
-    own = {state.slot.id for state in effects.state}
-    refuse_renewed(effects.changes, walk, own, codes)
+    written = {state.slot.id for state in effects.state}
+    refuse_renewed(effects.changes, walk, written, codes)

@@ -1,4 +1,4 @@
-"""One captured graph: the figures for users, and all that the call path needs."""
+"""The result of a capture: all that the call path needs, and the figures for users."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from onelaunch.capture.scalar_trace import Step
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.driver.protocol import Driver, Graph, Travel
 from onelaunch.driver.schedule import Schedule
+from onelaunch.errors import CaptureSignal
 from onelaunch.sizes.dims import Varying
 from onelaunch.source import Place
 from onelaunch.state.counterparts import Counterparts
@@ -170,7 +171,7 @@ class RunComparison:
 
 @dataclass(slots=True, eq=False)
 class CapturedCall:
-    """All that the call path needs of a recording."""
+    """The result of a capture: all that the call path needs of a recording."""
 
     driver: Driver
     device: torch.device
@@ -260,7 +261,7 @@ class ExpectedInputs(NamedTuple):
         inputs = captured.inputs
         first = first_places(inputs.tensors)
         twice = {i: first[id(t)] for i, t in enumerate(inputs.tensors) if first[id(t)] != i}
-        held = captured.guard.tensor_ids()
+        guarded = captured.guard.tensor_ids()
         arguments = inputs.tensors[: captured.caller_input_count]
         movable = inputs.going(Travel.NODE, Travel.COPY, Travel.PAD)
         fixed = list(captured.writes.tensors)
@@ -277,7 +278,7 @@ class ExpectedInputs(NamedTuple):
             twice,
             _tensor_guards(checked, inputs.varying),
             {i: inputs.tensors[i].data_ptr() for i in inputs.going(Travel.ADDRESS)},
-            {i: t for i, t in enumerate(arguments) if id(t) in held},
+            {i: t for i, t in enumerate(arguments) if id(t) in guarded},
             movable,
             overlapping,
             overlapping and overlapping(*(inputs.tensors[i] for i in movable)),
@@ -296,8 +297,8 @@ class ExpectedInputs(NamedTuple):
         """Describe how inputs differ from the captured inputs; None if they do not."""
         if len(tensors) != self.number:  # tensors that the callable keeps are missing
             return None
-        given = self.checked(tensors)
-        difference = self.tensors.check_verbose(*given, tensor_check_names=self.checked(names))
+        checked = self.checked(tensors)
+        difference = self.tensors.check_verbose(*checked, tensor_check_names=self.checked(names))
         return None if difference is True else str(difference)
 
 
@@ -315,13 +316,13 @@ def _tensor_guards(examples: Sequence[tuple[int, Tensor]], varying: dict[int, Va
     )
 
 
-class NeedsGrad(Exception):
-    """A sign that outputs require grad, so that a forward has to be captured instead. `kept`: the
-    name of the slot with such a tensor, and the line that made the tensor; None for a result."""
+class NeedsGrad(CaptureSignal):
+    """A sign that outputs require grad, so that a forward has to be captured instead. `kept_graph`:
+    the name of the slot with such a tensor, and the line that made it; None for a result."""
 
-    def __init__(self, kept: tuple[str, str | None] | None = None) -> None:
+    def __init__(self, kept_graph: tuple[str, str | None] | None = None) -> None:
         super().__init__()
-        self.kept = kept
+        self.kept_graph = kept_graph
 
 
 def describe(

@@ -46,8 +46,8 @@ def captured_call(
     replaced = {b.slot.id for b in job.replaced}
     writes = _writes(run)
     plan.release()
-    for own in outputs.groups:
-        own.example = own.example if own.stays else own.example.new_empty(0)
+    for group in outputs.groups:
+        group.example = group.example if group.stays else group.example.new_empty(0)
     if forward is not None:
         from onelaunch.autograd.pair import ForwardGraph  # inference needs none of it
 

@@ -31,7 +31,7 @@ class Effects:
     restore: Callable[[], StateWalk | None]
     """Puts Python's state back, before another run for the same call. Returns the walk of the state
     by the reads of the run, where it was needed."""
-    found: list[Change] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
     """The changed slots, known and restored after the run."""
     left: StateWalk | None = None  # the last walk that `restore` returned
 
@@ -48,8 +48,8 @@ def rolled_back(
     the reads of the callable, this run included."""
     before = reached.walk()
     rollback = RunRollback(before)
-    held = tensors_by_storage(driver, device, before)
-    observer = watching(driver, device, inputs, held, save=True)
+    tensors = tensors_by_storage(driver, device, before)
+    observer = watching(driver, device, inputs, tensors, save=True)
     observer.filled_sets = before.filled_sets()
     effects = Effects(observer, lambda: rollback.restore(reached.roots, reads()))
     generators = HostGenerators((slot.name, value) for slot, value in before.slots.values())
@@ -61,7 +61,7 @@ def rolled_back(
             settings.restore()
             generators.restore()
             effects.observer.memory.restore()
-            _, effects.found = reached.changed(before)
+            _, effects.changes = reached.changed(before)
             effects.left = effects.restore()
             # The tensors of a backward keep AccumulateGrad nodes on this stream.
             effects.observer.release()

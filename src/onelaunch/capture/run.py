@@ -21,7 +21,6 @@ from onelaunch.call.tree import Flat, Same, Tree, flatten
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.checks import (
-    BackwardInside,
     Check,
     RunArguments,
     give_marks,
@@ -37,9 +36,8 @@ from onelaunch.capture.counted_places import CountedPlaces
 from onelaunch.capture.effects import recurrent_state
 from onelaunch.capture.followed import PlainRun
 from onelaunch.capture.io_plan import COPIED, CannotPadInside, Inputs, Outputs, output_ports, stage
-from onelaunch.capture.numbers import NumberStandIns, NumbersToFollow, Unfollowed
+from onelaunch.capture.numbers import NumberStandIns, NumbersToFollow
 from onelaunch.capture.outcome import Returned, StateEffects, plan_results
-from onelaunch.capture.recording import NeedsGrad
 from onelaunch.driver.capture_query import CaptureAnswer
 from onelaunch.driver.dispatch import no_functions
 from onelaunch.driver.host_factories import HostFactories
@@ -47,7 +45,7 @@ from onelaunch.driver.host_generator import watching_host_generator
 from onelaunch.driver.protocol import Capture, DevicePool, Driver, InPlace, Travel
 from onelaunch.driver.schedule import Parallel
 from onelaunch.driver.seeding import SEEDING, HostGenerators, watching_seeds
-from onelaunch.errors import CaptureError
+from onelaunch.errors import CaptureError, CaptureSignal
 from onelaunch.frames.reads import Reads
 from onelaunch.gc_pause import out_of_reach
 from onelaunch.identity import id
@@ -66,10 +64,10 @@ from onelaunch.watch.compiled_accesses import (
     places,
     refuse_handed_on,
 )
+from onelaunch.watch.device_constants import DeviceConstants
 from onelaunch.watch.difference import RunDifference
 from onelaunch.watch.host_memory import references
 from onelaunch.watch.ledger import Ledger, optimizers_in
-from onelaunch.watch.lifted import DeviceConstants
 from onelaunch.watch.observer import Observer
 from onelaunch.watch.operations import CompiledLanes
 from onelaunch.watch.other_sizes import repeats
@@ -132,7 +130,7 @@ class Retry(Exception):
     """A sign that a run showed a fact that the next run has to know; the text names it."""
 
 
-_UNDONE = (Retry, CaptureError, NeedsGrad, BackwardInside, CannotPadInside, Unfollowed)
+_UNDONE = (Retry, CaptureError, CaptureSignal, CannotPadInside)
 """Exceptions after which the callable always runs once more for the same call."""
 
 
@@ -207,33 +205,34 @@ class CaptureRun:
         self.observer.host_scalars = {storage: frozenset({storage}) for storage in self.filled}
 
     def execute(self, capture: Capture, tree: Tree) -> None:
-        """Run the callable, and copy its results out; call `stage` first."""
+        """Run the callable on the tensors of `stage`, and find its results and effects. Plan the
+        replay, and refuse effects that no replay repeats. Plan nothing if inputs are missing."""
         job, snapshot, plan, codes = self.job, self.snapshot, self.plan, self.job.callee.codes
         if self.staged.changed:
             raise Retry("state that the caller replaces is reached by other ways, too")
         give_marks(plan.statics, plan.tensors)
         statics = plan.statics[: len(plan.statics) - len(self.state_inputs)]
-        given = RunArguments.of(self.numbers.with_stand_ins(tree), statics)
+        arguments = RunArguments.of(self.numbers.with_stand_ins(tree), statics)
         if job.forward is None and torch.is_grad_enabled():
-            refuse_gradients(given.paths, statics, plan, codes, read=True)
+            refuse_gradients(arguments.paths, statics, plan, codes, read=True)
         on_host = [] if job.forward is None else [plan.statics[i] for i in plan.going(Travel.HOST)]
         referred = references(on_host)
-        result = self._called_once(given)
-        kept = [now - was for was, now in zip(referred, references(on_host), strict=True)]
+        result = self._called_once(arguments)
+        new_references = [now - was for was, now in zip(referred, references(on_host), strict=True)]
         job.driver.join(distributed.side_streams(v for _, v in snapshot.walk.slots.values()))
         if self.reads is not None:
-            names = [*given.paths, *(slot.name for slot in self.state_inputs)]
+            names = [*arguments.paths, *(slot.name for slot in self.state_inputs)]
             self.marks = marks_read(self.reads, plan.statics, plan.tensors, names, codes)
-        given.check(plan, self.observer, codes)
-        flat, whole, identities = self._taken_apart(result, given)
+        arguments.check(plan, self.observer, codes)
+        flat, whole, identities = self._taken_apart(result, arguments)
         returned = list(flat.tensors)  # stand-ins of parameters included
         if job.forward is not None:
             job.forward.replace_proxies(self.observer, flat.tensors, statics, plan)
-        for argument, more in zip(on_host, kept, strict=True):
+        for argument, more in zip(on_host, new_references, strict=True):
             # The graph of this run keeps it, so that a backward that is captured later may read it.
             if more > sum(t is argument for t in flat.tensors):
                 self.observer.host.read(argument)
-        values = [*snapshot.walk.owners, *(value for _, value in snapshot.values(given.tree))]
+        values = [*snapshot.walk.owners, *(value for _, value in snapshot.values(arguments.tree))]
         refuse_opaque(flat.tree, {*whole, *map(id, values)})
         memory, named = self.observer.memory, zip(flat.paths, flat.tensors, strict=True)
         refuse_attributes([(p, t) for p, t in named if has_strides(t) and memory.is_new(t)], codes)
@@ -246,12 +245,12 @@ class CaptureRun:
         outputs = plan_results(self, flat, whole, identities)
         output_ports(job.driver, capture, plan, outputs, self.observer)
 
-    def _called_once(self, given: RunArguments) -> Any:
+    def _called_once(self, arguments: RunArguments) -> Any:
         """Run the callable. Put back what the caller replaces, and before another run for the same
         call the host's generators, too."""
-        generators = HostGenerators(self.snapshot.values(given.tree))
+        generators = HostGenerators(self.snapshot.values(arguments.tree))
         try:
-            return self._called(given.args, given.kwargs, generators)
+            return self._called(arguments.args, arguments.kwargs, generators)
         except BaseException as error:
             # The caller's call is still to come, and draws its numbers anew.
             if self.runs_again(error):
@@ -261,7 +260,7 @@ class CaptureRun:
             self.staged.put_back()
 
     def _taken_apart(
-        self, result: object, given: RunArguments
+        self, result: object, arguments: RunArguments
     ) -> tuple[Flat, Mapping[int, Same], Identities]:
         """Return the result, flattened; the objects that the callable may return or store as they
         are; and the containers that are in several places."""
@@ -269,7 +268,7 @@ class CaptureRun:
         whole: dict[int, Same] = {}
         if not job.follows:  # which counts tensors
             whole = self.snapshot.objects() | argument_objects(
-                given.tree, (given.args, given.kwargs)
+                arguments.tree, (arguments.args, arguments.kwargs)
             )
         whole = job.callee.returned_before() | whole
         identities = Identities()  # not kept with the run: what it holds would be read as state
@@ -295,8 +294,8 @@ class CaptureRun:
         self.missing_inputs = recurrent_state(
             job.driver, job.device, effects.changes, state, self.observer, results
         )
-        given = (slot.read() for slot in self.missing_inputs)
-        refuse_parts([t for t in given if isinstance(t, Tensor)], (), ())
+        contents = (slot.read() for slot in self.missing_inputs)
+        refuse_parts([t for t in contents if isinstance(t, Tensor)], (), ())
 
     def _observer(self, capture: Capture) -> Observer:
         job, plan, snapshot, statics = self.job, self.plan, self.snapshot, self.plan.statics
@@ -345,9 +344,9 @@ class CaptureRun:
             job.accesses.note_in(observer, dict(now), plan.tensors, plan.statics)
             return result
         # Code may ask for a stand-in's type, so earlier reads are not reused.
-        plain = not (self.numbers.following or optimizers_in(walk))
-        given = plan.tensors[: len(plan.tensors) - len(self.state_inputs)]
-        watch = job.callee.read_watch(job.device, before=walk if plain else None, given=given)
+        before = None if self.numbers.following or optimizers_in(walk) else walk
+        arguments = plan.tensors[: len(plan.tensors) - len(self.state_inputs)]
+        watch = job.callee.read_watch(job.device, before=before, arguments=arguments)
         if watch is not None:
             self.reads, self.effects.stored = watch.reads, watch.stored
         seeds = watching_seeds(
@@ -401,8 +400,8 @@ class CaptureRun:
                 held.setdefault(job.driver.storage(t), []).append(t)
             ledger.finish()
         else:
-            given = [*self.plan.statics, *(t for ts in held.values() for t in ts)]
-            refuse_handed_on(job.driver, job.device, capture, tensors, given)
+            known = [*self.plan.statics, *(t for ts in held.values() for t in ts)]
+            refuse_handed_on(job.driver, job.device, capture, tensors, known)
 
     @contextmanager
     def _noting_modes(self) -> Generator[None]:

@@ -93,8 +93,8 @@ class ScalarTrace:
         source = _Source()
         computed, operand = source.computed, source.operand
         leaves = {at: term[1] for at, term in enumerate(self._terms) if term[0] is _leaf}
-        given = ", ".join(f"t{at}" for at, leaf in leaves.items() if leaf not in constant)
-        lines = [f"def computed({given}):", " try:"]
+        parameters = ", ".join(f"t{at}" for at, leaf in leaves.items() if leaf not in constant)
+        lines = [f"def computed({parameters}):", " try:"]
         for (at, leaf), kind in zip(leaves.items(), kinds, strict=False):
             right = f"is_real(t{at})" if kind is None else f"type(t{at}) is {kind.__name__}"
             if leaf not in constant:

@@ -14,19 +14,19 @@ from torch import Tensor
 from onelaunch.beside import is_beside, make_way
 from onelaunch.call.tree import Tree
 from onelaunch.capture import distributed
-from onelaunch.capture.checks import BackwardInside, refuse_compound_leaves
+from onelaunch.capture.checks import refuse_compound_leaves
 from onelaunch.capture.compilation import CompiledInCapture, failed_in_capture
 from onelaunch.capture.followed import FollowedNumbers, NumberTrials, PlainRun
 from onelaunch.capture.io_plan import plan_inputs
 from onelaunch.capture.numbers import NumberStandIns, NumbersToFollow, Unfollowed
 from onelaunch.capture.outcome import Returned, StateEffects
-from onelaunch.capture.recording import CapturedCall, NeedsGrad
+from onelaunch.capture.recording import CapturedCall
 from onelaunch.capture.result import captured_call
 from onelaunch.capture.run import CaptureJob, CaptureRun, Retry
-from onelaunch.capture.survivors import PassedOn, Undone, clear_caches, refuse_late
+from onelaunch.capture.survivors import PassedOn, Undone, clear_caches, refuse_unreplayable
 from onelaunch.driver.protocol import Capture, Graph, InPlace, Rewind, Travel
 from onelaunch.driver.refusals import DrawsAfterAll
-from onelaunch.errors import CaptureError, let_go
+from onelaunch.errors import CaptureError, CaptureSignal, let_go
 from onelaunch.optimizers.capturable import lasting
 from onelaunch.optimizers.steps import Steps, every_key, keys_kept
 from onelaunch.state.iterators import iterators_of
@@ -34,9 +34,9 @@ from onelaunch.state.parts import whole_of
 from onelaunch.state.slots import MISSING, description_slot, gradient_of
 from onelaunch.state.snapshot import StateSnapshot
 from onelaunch.state.walk import Slot
+from onelaunch.watch.device_constants import DeviceConstants
 from onelaunch.watch.difference import TRIES, RunDifference
 from onelaunch.watch.ledger import Ledger, optimizers_in
-from onelaunch.watch.lifted import DeviceConstants
 
 _OTHER_VALUES = "the host gives compiled code other values in each run"
 _DEVICE_CODES = ("OL103", "OL109")
@@ -108,24 +108,24 @@ class CaptureSession:
                 job.replaced = tuple(b for b in job.replaced if b.slot.id not in changed)
                 if error := self._undone.drew(job.callee.codes):
                     raise error from None
-            except (NeedsGrad, BackwardInside, Unfollowed) as error:
+            except CaptureSignal as error:
                 let_go(error)
                 raise
             except Exception as error:
                 let_go(error)
-                lesson = self._lesson(error)
-                if lesson is None:
+                cause = self._avoid_cause(error)
+                if cause is None:
                     if not isinstance(error, CaptureError) and not job.callee.in_place:
                         raise
                     error = self._refusal(error)
                     raise error
-                self._retries.append(lesson)
+                self._retries.append(cause)
             finally:
                 self._release()
         passed.refuse_kept(captured, job.callee.reads, self.undo)
         return captured
 
-    def _lesson(self, error: Exception) -> str | None:
+    def _avoid_cause(self, error: Exception) -> str | None:
         """Have the next attempt do without a failure's cause, and name it; None: it cannot."""
         if isinstance(error, DrawsAfterAll) and not (self.job.draws or is_beside()):
             self.job.draws = True
@@ -150,7 +150,7 @@ class CaptureSession:
         """Return the refusal of the capture, with a line."""
         refusal = error if isinstance(error, CaptureError) else failed_in_capture(error)
         if self._constants is not None and self._constants.exhausted:
-            refusal = self._changed() or refusal
+            refusal = self._difference_refusal() or refusal
         refusal = self._as_written(refusal)
         refusal.where = refusal.where or self.job.line(refusal.code)
         known = refusal.code == "OL117" or self.job.earlier is None or self.job.earlier.refused
@@ -195,7 +195,7 @@ class CaptureSession:
         self._by_value |= indices
         return bool(indices)
 
-    def _changed(self) -> CaptureError | None:
+    def _difference_refusal(self) -> CaptureError | None:
         """Return the refusal of a difference from the run before, or None."""
         if self.job.accesses is not None:
             return CaptureError("OL117", _OTHER_VALUES)
@@ -244,9 +244,9 @@ class CaptureSession:
             what = f"the callable adds to `{whole_of(gone).name}`, and puts another in its place"
             raise CaptureError("OL105", what, fix="make one container with all of it")
         pinned = self._pinned(snapshot, state)
-        kept = every_key if self._baseline.due else keys_kept(snapshot.walk, self._constant)
+        is_kept = every_key if self._baseline.due else keys_kept(snapshot.walk, self._constant)
         lasts = lasting(optimizers_in(snapshot.walk))
-        steps = Steps(kept, driver.demands_capturable, lasts, self._stored)
+        steps = Steps(is_kept, driver.demands_capturable, lasts, self._stored)
         plan = plan_inputs(driver, [*tensors, *state], device, pinned)
         plan.varying = dict(job.varying)
         plan.give_by_value(self._by_value)
@@ -261,17 +261,17 @@ class CaptureSession:
             before, self._host_inputs = self._host_inputs, None
             graph, statics = self._recorded(run, tree)
             make_way()
-            self._agree(before, run)
+            self._retry_if_host_inputs_differ(before, run)
             self._retry_if_incomplete(run)
             followed = self._followed(run, graph)
-            refuse_late(run)
+            refuse_unreplayable(run)
             rewound = self._rewind is not None and self._rewind.used
             pure = not (run.effects.changes or run.numbers or rewound)
             if job.studied is not None and not (pure and run.shows_all()):
                 raise CaptureError("OL109", "a run before the capture has to show its effects")
             if job.studied is not None and not run.repeats(job.studied):
                 job.studied = None
-                raise self._comparing(run, "it does otherwise than at other sizes")
+                raise self._to_compare(run, "it does otherwise than at other sizes")
             if job.in_place is not None and run.differs is None and pure:
                 graph = self._rebound(graph, run, tree, job.in_place)
             results = statics[: len(statics) - len(run.effects.kept_gradients)]
@@ -283,7 +283,7 @@ class CaptureSession:
             compared.reads_more = job.callee.read_more(
                 job.reached, snapshot.walk, run.effects.changes
             )
-            compared.differs = differs = self._difference_or_retry(captured, run)
+            compared.differs = differs = self._unexplained(captured, run)
             compared.resized = self._resized
             if differs and row is not None and row + 1 >= differs.tries:
                 raise differs.refusal()
@@ -325,7 +325,7 @@ class CaptureSession:
         if run.numbers.varied and alone:  # perhaps the run has shown optimizers' numbers
             self._retry_without_stand_ins(run)
 
-    def _agree(self, before: list[object] | None, run: CaptureRun) -> None:
+    def _retry_if_host_inputs_differ(self, before: list[object] | None, run: CaptureRun) -> None:
         """Compare the host values that compiled code got with those of the run before. Raises
         `Retry`: they differ; `CaptureError`, OL117: they differ each time."""
         if self.job.accesses is None:
@@ -348,7 +348,7 @@ class CaptureSession:
             self._unfollow(escaped)
             raise Retry("numbers are constants in the recording, or a step sets them")
         if run.effects.optimizer_changes:
-            self._count(run)
+            self._retry_with_counted_numbers(run)
         if self._rewind is not None and not self._rewind.done:
             raise Retry("the places in the stream of random numbers are known now")
         if self.job.pool.written_by_others(run.effects.kept_gradients):
@@ -359,7 +359,7 @@ class CaptureSession:
             self._outlasted = True  # a callable that makes and keeps another is not asked twice
             raise Retry("an optimizer made in the call outlives it")
 
-    def _count(self, run: CaptureRun) -> NoReturn:
+    def _retry_with_counted_numbers(self, run: CaptureRun) -> NoReturn:
         """Have the next attempt count the numbers that optimizers move on. Refuse (OL120, OL122) a
         number that no recording can count."""
         job, counted = self.job, self.job.following.incremented
@@ -411,10 +411,10 @@ class CaptureSession:
             run.plan.release()  # frames of the traceback refer to it for good
             clear_caches(run.numbers)
 
-    def _difference_or_retry(self, captured: CapturedCall, run: CaptureRun) -> RunDifference | None:
-        """Return the difference from the run before, unless different guarded values explain it.
-        Raises `Retry`: the run before found state of another size. The next attempt is compared
-        with this one."""
+    def _unexplained(self, captured: CapturedCall, run: CaptureRun) -> RunDifference | None:
+        """Return the difference from the run before, unless the state that the two found explains
+        it. If their states differ only in sizes, or in contents that the caller has replaced, the
+        run before shows nothing. Raises `Retry`: the next attempt is compared with this one."""
         job, differs = self.job, run.differs or self._baseline.differs
         earlier = job.earlier
         as_tensor = run.numbers.entered_as_tensor  # which the run before did not need
@@ -422,31 +422,32 @@ class CaptureSession:
             return None
         # A call's work depends on the gradient that it finds, although it leaves another one.
         slots = (change.slot for change in run.effects.changes)
-        own = {slot.id for slot in slots if slot.key is not gradient_of}
+        changed = {slot.id for slot in slots if slot.key is not gradient_of}
         if any(earlier.values.get(i) != value for i, value in captured.values.items()):
             return None
         noted = earlier.contents.by_id
-        kept = {*run.snapshot.walk.all_slots, *noted} - own
-        guarded = [(slot.id, value) for slot, value in captured.guard.held() if slot.id in kept]
+        unchanged = {*run.snapshot.walk.all_slots, *noted} - changed
+        guarded = [(slot.id, v) for slot, v in captured.guard.held() if slot.id in unchanged]
         guarded += [(slot.id, slot) for slot in captured.state_input_slots if slot.id not in noted]
         guarded += [((id(c), len), length) for c, length in captured.guard.lengths()]
         if earlier.contents.differ(guarded):
             return None
         if job.replaced and earlier is not self._ran_before:
             # It had other numbers, perhaps, in what the caller has replaced since.
-            raise self._comparing(run, "the run before it found what the caller has replaced")
+            raise self._to_compare(run, "the run before it found what the caller has replaced")
         # Of a tensor that each call replaces, a recording fits one size, dtype and layout. If it
         # only ever grows, beyond what a call brings, none of them comes again.
         described = [(s.id, s.read()) for s in map(description_slot, captured.state_input_slots)]
         sizes = [math.prod(spec.shape) for spec in captured.inputs.specs]
-        given, kept = sizes[: captured.caller_input_count], sizes[captured.caller_input_count :]
-        grows = differs.grows and max(kept, default=0) > max(given, default=0)
+        count = captured.caller_input_count
+        of_caller, of_state = sizes[:count], sizes[count:]
+        grows = differs.grows and max(of_state, default=0) > max(of_caller, default=0)
         if not earlier.contents.differ(described) or (grows and not job.shrinks):
             return differs
         self._resized |= not grows
-        raise self._comparing(run, "the run before it found state of another size")
+        raise self._to_compare(run, "the run before it found state of another size")
 
-    def _comparing(self, run: CaptureRun, why: str) -> Retry:
+    def _to_compare(self, run: CaptureRun, why: str) -> Retry:
         """Return the sign for another attempt, which is compared with this one."""
         self.job.earlier = self._ran_before = run.observer.ledger
         return Retry(why)
@@ -463,10 +464,10 @@ class CaptureSession:
             )
             plan = plan_inputs(driver, run.plan.tensors, device, pinned)
             steps = Steps(every_key, driver.demands_capturable)
-            own = job if forward is None else replace(job, forward=copy.copy(forward))
+            job_again = job if forward is None else replace(job, forward=copy.copy(forward))
             none = NumberStandIns.none()
             inputs = run.state_inputs
-            again = CaptureRun(own, snapshot, plan, steps, none, inputs, self._constants)
+            again = CaptureRun(job_again, snapshot, plan, steps, none, inputs, self._constants)
             self._run(again, capture, tree)
             if forward is not None:  # nothing of its autograd graph is to outlive it
                 again.job, again.returned.tensors, again.returned.outputs = job, None, None

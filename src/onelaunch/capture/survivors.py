@@ -37,11 +37,11 @@ from onelaunch.state.slots import Slot
 _SAVED = "ctx.save_for_backward(y) and `ctx.saved_tensors`, for an attribute, `ctx.y = y`"
 
 
-def refuse_late(run: CaptureRun) -> None:
-    """Refuse a capture that seemed to succeed. The callable may have moved a tensor of its state.
-    Stand-ins for arguments may be no views of each other where AOTAutograd's code expects views. Or
-    something keeps a tensor of the run where no slot leads: a hook's list, a tensor's attribute, an
-    iterator. No replay would renew this tensor, and each would overwrite it."""
+def refuse_unreplayable(run: CaptureRun) -> None:
+    """Refuse a capture that went well, but whose replays would do wrong, in three cases. A tensor
+    of the state was given other memory. Compiled code writes to an argument that shares memory and
+    requires grad. Something outside the state keeps a tensor of the run: a hook's list, an
+    iterator. Each replay would overwrite that tensor's memory, and none would renew it."""
     observer = run.observer
     moved = run.snapshot.relocated()
     if moved is not None:
@@ -137,12 +137,12 @@ class PassedOn:
         counts = _counts(captured)
         for collected in (False, True):
             alive = [ref() for ref, _ in self.tensors]
-            kept = [
+            suspects = [
                 place
                 for place, count in enumerate(_references(alive))
                 if alive[place] is not None and count > _ALONE + counts[id(alive[place])]
             ]
-            if not kept:
+            if not suspects:
                 break
             if not collected:
                 del alive  # what it holds may be in a cycle that nobody holds
@@ -150,8 +150,8 @@ class PassedOn:
                 for each in reads:  # records of reads may keep an object of the call
                     each.sum_up()
                 continue
-            ours, several = _ours(captured), [alive[place] for place in kept]
-            for place, holders in zip(kept, _holders(several), strict=True):
+            ours, several = _ours(captured), [alive[place] for place in suspects]
+            for place, holders in zip(suspects, _holders(several), strict=True):
                 others = [h for h in holders if h is not alive and id(h) not in ours]
                 for holder in others:
                     if not (
@@ -168,8 +168,8 @@ def _counts(captured: CapturedCall) -> Counter[int]:
         return Counter()
     static, saved = pair.static, [t for over in pair.uncopied.values() for t, _ in over]
     parts = [t for part in pair.components for t in part.statics]
-    held = [*static.outputs, *static.inputs, *static.overwritten.statics, *parts, *saved]
-    return Counter(map(id, (*held, *pair.saved.inputs.values())))
+    references = [*static.outputs, *static.inputs, *static.overwritten.statics, *parts, *saved]
+    return Counter(map(id, (*references, *pair.saved.inputs.values())))
 
 
 def _ours(captured: CapturedCall) -> set[int]:
@@ -272,7 +272,7 @@ def _caches(holders: Sequence[object]) -> list[functools._lru_cache_wrapper[Any]
 
 def clear_caches(numbers: NumberStandIns) -> None:
     """Clear the caches of `functools` that keep a stand-in for a number after the run."""
-    nodes = numbers.kept()
+    nodes = numbers.surviving()
     if nodes:
         objects = [holder for holders in _holders(nodes) for holder in holders]
         inside = [h for h in objects if type(h) is dict]  # the attributes of a stand-in

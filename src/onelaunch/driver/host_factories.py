@@ -23,9 +23,9 @@ class HostFactories(UnnoticedMode):
     """A mode that makes tensors of Python numbers on the host, and copies them by an operation that
     modes see. Then ``torch.tensor([1, 2], device="cuda")`` and ``x[:, [0, 2]]`` make a host tensor
     and a copy, and autograd keeps the copy. In a capture the `Observer` swaps it for a copy that
-    the recording keeps; see `watch.lifted`. `whole`: True if a backward, if there is one, runs
-    while the mode is on. `masks`: whether the host counts its own masks, and the device's masks are
-    filled. Compiled code has ways of its own."""
+    the recording keeps; see `watch.device_constants`. `whole`: True if a backward, if there is one,
+    runs while the mode is on. `masks`: whether the host counts its own masks, and the device's
+    masks are filled. Compiled code has ways of its own."""
 
     concerns = frozenset({*FACTORIES, *_PUTS, Tensor.__getitem__, Tensor.__setitem__, *_ALIGN})
 

@@ -18,7 +18,7 @@ from onelaunch.capture.compilation import Backend
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.select import select
 from onelaunch.dynamo.nodes import example
-from onelaunch.dynamo.numbers import beside
+from onelaunch.dynamo.numbers import split_numbers
 from onelaunch.dynamo.region import Regions, region_of
 from onelaunch.dynamo.settings import CompileSettings
 from onelaunch.dynamo.split import (
@@ -91,10 +91,10 @@ def record_graph(
 ) -> Callable[..., Any]:
     """Compile and record a graph. `own`: gets the compiled graphs that this makes."""
 
-    device_part = beside(graph, inputs, device)
-    if device_part is not None:
-        rest = record_graph(device_part.graph, device_part.inputs, device, compiler, settings, own)
-        return device_part.around(rest)
+    split = split_numbers(graph, inputs, device)
+    if split is not None:
+        rest = record_graph(split.graph, split.inputs, device, compiler, settings, own)
+        return split.around(rest)
 
     def compile_part(part: torch.fx.GraphModule, given: Sequence[Any]) -> Callable[..., Any]:
         region = region_of(part, given, device, compiler, settings)
@@ -122,8 +122,7 @@ setattr(onelaunch, "reset", reset)  # noqa: B010
 
 
 def _raising(error: CaptureError) -> Callable[..., Any]:
-    """Return a callable that raises the error. Dynamo would wrap an error raised while it
-    compiles."""
+    """Return a callable that raises the error: raised in a compilation, Dynamo would wrap it."""
 
     def refuse(*args: Any) -> Any:
         raise copy.copy(error)

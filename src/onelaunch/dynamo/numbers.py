@@ -80,10 +80,10 @@ class Fill(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Beside:
-    """A graph without its changing numbers."""
+class HostSplit:
+    """A graph in two parts: `host` computes its changing numbers, and `graph` all else."""
 
-    graph: Graph  # the graph that is left
+    graph: Graph
     inputs: Sequence[Any]
     """Examples of its inputs: those that were `kept`, and a host tensor for each scalar."""
     host: Graph  # computes the scalars, then results, from the inputs `numbers`
@@ -98,20 +98,20 @@ class Beside:
         """Return a function like the original graph. `run`: the compiled `graph`."""
 
         def call(*args: Any) -> list[Any]:
-            given = self.host(*[args[place] for place in self.numbers])
+            values = self.host(*[args[place] for place in self.numbers])
             for fill in self.fills:
-                if not fill.least <= given[fill.scalar] <= fill.most:
-                    torch.full(fill.shape, given[fill.scalar], dtype=fill.dtype)  # raises as eager
-            scalars = [torch.tensor(n, dtype=d) for n, d in zip(given, self.dtypes, strict=False)]
+                if not fill.least <= values[fill.scalar] <= fill.most:
+                    torch.full(fill.shape, values[fill.scalar], dtype=fill.dtype)  # raises as eager
+            scalars = [torch.tensor(n, dtype=d) for n, d in zip(values, self.dtypes, strict=False)]
             rest = iter(run(*[args[place] for place in self.kept], *scalars))
-            return [next(rest) if place is None else given[place] for place in self.results]
+            return [next(rest) if place is None else values[place] for place in self.results]
 
         return call
 
 
-def beside(graph: Graph, inputs: Sequence[Any], device: torch.device) -> Beside | None:
-    """Return a graph without its changing numbers; None if it has none, or needs their values: for
-    a size, a place, or an operation that takes no tensor for a scalar."""
+def split_numbers(graph: Graph, inputs: Sequence[Any], device: torch.device) -> HostSplit | None:
+    """Split a graph from its changing numbers; None if it has none, or needs their values: for a
+    size, a place, or an operation that takes no tensor for a scalar."""
     mode = fake_mode(graph)
     if mode is None or not isinstance(graph.graph.output_node().args[0], tuple | list):
         return None
@@ -124,7 +124,7 @@ def beside(graph: Graph, inputs: Sequence[Any], device: torch.device) -> Beside 
         with mode, torch.no_grad():
             wanting = _wanting(graph, numbers, device)
         if not wanting:
-            return _parted(graph, inputs, numbers, mode, device)
+            return _split(graph, inputs, numbers, mode, device)
         needed = _behind(wanting)
         sources = [s for s in sources if s not in needed]
     return None
@@ -312,8 +312,7 @@ def _scalar(node: Node, number: Any, device: torch.device) -> Tensor:
 
 
 def _wide(node: Node) -> torch.dtype | None:
-    """Return the dtype that an operation's kernel computes in, if its tensors have a narrower
-    one."""
+    """Return the dtype that an operation's kernel computes in, if it is wider than its tensors'."""
     if node.target in _FILLED or _name(node) in _PLACED | _ROUNDED:
         return None
     tensors = [value for n in node.all_input_nodes if isinstance(value := example(n), Tensor)]
@@ -352,13 +351,13 @@ def _text(shape: Iterable[Any]) -> list[str]:
     return list(map(str, shape))  # a comparison of symbols would be a new guard
 
 
-def _parted(
+def _split(
     graph: Graph,
     inputs: Sequence[Any],
     numbers: Mapping[Node, None],
     mode: Any,
     device: torch.device,
-) -> Beside:
+) -> HostSplit:
     given = inputs_of(graph)
     host, rest = torch.fx.Graph(), torch.fx.Graph()
     on_host: dict[Node, Node] = {}
@@ -409,7 +408,7 @@ def _parted(
     rest.output(tuple(of_rest.get(r, r) for r in results if r not in numbers))
     places = iter(range(len(scalars), len(scalars) + len(returned)))
     kept = [i for i, node in enumerate(given) if node not in numbers]
-    return Beside(
+    return HostSplit(
         Graph(graph, rest),
         [*(inputs[i] for i in kept), *made],
         Graph(graph, host),

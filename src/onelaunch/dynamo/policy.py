@@ -103,8 +103,7 @@ class _Hooks:
         mutated_input_idxs: Collection[int] = (),
         **unused: Any,
     ) -> Boxed:
-        """Return the code of a graph with its recordings, or the code itself if its parts have
-        recordings."""
+        """Return the code of a graph with its recordings, or the code itself if its parts do."""
         graph = self._compiled.graph()
         name = function_in(stack_traces) + (" backward" if is_backward else "")
         static, written = set(static_input_idxs), set(mutated_input_idxs)
@@ -179,8 +178,7 @@ class RecordedCode:
         return region
 
     def _code(self, given: Sequence[Any]) -> Boxed:
-        """Return the code for unaligned inputs too, although it takes their memory to be
-        aligned."""
+        """Return the code for unaligned inputs too, although it is made for aligned memory."""
         utils: Any = importlib.import_module("torch._inductor.utils")
         tensors = [i for i, t in enumerate(given) if isinstance(t, Tensor)]
         return utils.align_inputs_from_check_idxs(self._model, tensors, self.written)

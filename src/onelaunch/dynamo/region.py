@@ -31,7 +31,7 @@ from onelaunch.frames.stack import Use
 from onelaunch.frames.watch import FrameWatch
 from onelaunch.native import FAILURES, compiled
 from onelaunch.replay.call_path import MISS, Miss
-from onelaunch.runtime.attempt import SignatureState
+from onelaunch.runtime.candidate import SignatureStatus
 from onelaunch.runtime.graphed import Graphed, graphed
 from onelaunch.sizes.buckets import Buckets
 from onelaunch.state.slots import Unchanging
@@ -80,10 +80,10 @@ class CutGraphed(Graphed[..., Any]):
 
     _callee: RegionCallee
 
-    def _refused(self, signature: SignatureState, error: CaptureError) -> Miss:
+    def _refused(self, status: SignatureStatus, error: CaptureError) -> Miss:
         if not self._callee.cut(error):
-            return super()._refused(signature, error)
-        signature.refusal.code = error.code
+            return super()._refused(status, error)
+        status.refusal.code = error.code
         return MISS
 
 

@@ -3,9 +3,9 @@
 Every node runs once on fake tensors. Operations on tensors of the host, reads by the host and
 operators marked as unsafe make parts of their own, which run as they are. The parts in between are
 recorded. Host tensors that are the same in each call stay in them: a capture keeps the copies that
-they have on the device, see `watch.lifted`. A mode that the graph turns on and off, autocast or
-`no_grad`, is not cut. A custom operator shows its inside only in a capture: region.py has the graph
-compiled anew then.
+they have on the device, see `watch.device_constants`. A mode that the graph turns on and off,
+autocast or `no_grad`, is not cut. A custom operator shows its inside only in a capture: region.py
+has the graph compiled anew then.
 """
 
 from __future__ import annotations
@@ -182,8 +182,7 @@ def _is_number(node: Node) -> bool:
 
 
 class _Fake(torch.fx.Interpreter):
-    """A run on examples of the inputs, and of tensors in the graph, such as an optimizer's
-    parameters."""
+    """A run on examples of the inputs and of the graph's tensors, such as an optimizer's."""
 
     def __init__(self, graph: Graph, mode: Any) -> None:
         super().__init__(graph)

@@ -85,8 +85,7 @@ class Reached(NamedTuple):
     """The part of a function's loads and calls that a frame may have reached."""
 
     variables: list[tuple[str, dict[str, Use], list[tuple[Symbol, list[Symbol]]]]]
-    """(variable that is never assigned, attribute -> use, attributes that are called, with the
-    calls)."""
+    """(variable that is never assigned, attribute -> use, called attributes, with the calls)."""
     attributes: list[tuple[Symbol, dict[str, Use]]]
     """(another object, attribute -> use)."""
     items: list[tuple[Symbol, Use]]

@@ -22,9 +22,9 @@ from onelaunch.padding.bucketed import Bucketed, SizeCalls
 from onelaunch.padding.pad import BucketedCall, bucketed_call
 from onelaunch.padding.strategy import BucketStrategy, serves
 from onelaunch.replay.call_path import MISS, Miss
-from onelaunch.runtime.attempt import Attempt, Call
 from onelaunch.runtime.background import CapturesBeside
-from onelaunch.runtime.table import Entry
+from onelaunch.runtime.candidate import Call, Candidate
+from onelaunch.runtime.table import TableEntry
 from onelaunch.sizes.buckets import Buckets, Sizes
 
 P = ParamSpec("P")
@@ -82,7 +82,7 @@ class BucketedBeside(CapturesBeside[P, R], Bucketed[P, R]):
 
     # At a larger bucket.
 
-    def _larger(self, bucket: Sizes) -> Iterator[tuple[Entry, Bucket]]:
+    def _larger(self, bucket: Sizes) -> Iterator[tuple[TableEntry, Bucket]]:
         """Yield the recordings of larger buckets, the smallest first."""
         every = [(e, b) for e in self._table.entries if (b := e.captured.bucket)]
         found = [(e, b) for e, b in every if _is_larger(b.sizes, bucket)]
@@ -142,7 +142,7 @@ class BucketedBeside(CapturesBeside[P, R], Bucketed[P, R]):
         )
 
     @no_collection()
-    def _widen(self, entry: Entry, made: Bucket, example: Flat) -> None:
+    def _widen(self, entry: TableEntry, made: Bucket, example: Flat) -> None:
         """Prove that padding from all sizes changes no result; or, as size 1 is often special, from
         all but the smallest bucket's."""
         args, kwargs = unflatten(example.tree, example.tensors)
@@ -158,8 +158,8 @@ class BucketedBeside(CapturesBeside[P, R], Bucketed[P, R]):
                 strategy = BucketStrategy(self, call, made.sizes, buckets)
                 reached = self._callee.reached(example)
                 padded = given._replace(strategy=strategy)
-                attempt = Attempt(*padded, entry.spec, entry.signature, reached, ahead=True)
-                made.below = strategy.proven_around(made.exact, attempt)
+                candidate = Candidate(*padded, entry.spec, entry.status, reached, ahead=True)
+                made.below = strategy.proven_around(made.exact, candidate)
                 return
             except CaptureError as error:
                 let_go(error)
@@ -182,7 +182,7 @@ def _up_to(buckets: Buckets, bucket: Sizes, above: bool) -> Buckets:
     return made
 
 
-def _is_free(entry: Entry) -> bool:
+def _is_free(entry: TableEntry) -> bool:
     """Return whether a recording changes nothing, draws nothing, and needs no check of values."""
     captured = entry.captured
     checked = captured.bucket is not None and captured.bucket.checked

@@ -22,7 +22,7 @@ from onelaunch.padding.pad import BucketedCall, Proof, bucketed_call, check_name
 from onelaunch.padding.padded_call import reader
 from onelaunch.padding.strategy import BucketStrategy, serves
 from onelaunch.replay.call_path import MISS, CallPath, Miss
-from onelaunch.runtime.attempt import Call
+from onelaunch.runtime.candidate import Call
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.signature import spec_of
@@ -87,7 +87,7 @@ class Bucketed(Graphed[P, R]):
         flat = flatten_call(args, kwargs)
         given = self._call(args, kwargs, flat)
         if self._table.unserved.is_unrecordable(given):
-            return self._inline(given)
+            return self._run_whole_eagerly(given)
         try:
             call = bucketed_call(self._buckets, flat, self._names)
         except GraphError as error:
@@ -98,7 +98,7 @@ class Bucketed(Graphed[P, R]):
         bucket = self._buckets.choose(call.sizes)
         if 0 in call.sizes:
             self._table.counts.ran_eagerly("empty")
-            return self._inline(given)
+            return self._run_whole_eagerly(given)
         if bucket is None:
             return self._above(given, call)
         with given.driver.exclusive():
@@ -109,8 +109,8 @@ class Bucketed(Graphed[P, R]):
             padded_call = given._replace(flat=strategy.padded, strategy=strategy)
             result = self._warm_up_or_capture(padded_call)
             if result is MISS:
-                self._enter_eager()
-        return self._eager(args, kwargs) if result is MISS else result
+                self._begin_eager_run()
+        return self._run_eagerly(args, kwargs) if result is MISS else result
 
     def _at_own(
         self, call: BucketedCall, bucket: Sizes, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -156,8 +156,7 @@ class Bucketed(Graphed[P, R]):
         index[call.sizes] = counted, paths
 
     def _paths(self, bucket: Sizes) -> list[CallPath]:
-        """Return the call paths of a bucket's recordings, without padding before the launch
-        first."""
+        """Return the call paths of a bucket's recordings, those that pad in the launch first."""
         entries = [e for e in self._table.entries if serves(e, bucket)]
         around = [e.captured.bucket.around for e in entries if e.captured.bucket is not None]
         return [*(e.call for e in entries), *(call for call in around if call is not None)]
@@ -196,7 +195,7 @@ class Bucketed(Graphed[P, R]):
         """Run a call that no bucket serves as it is, with a warning."""
         self._notices.give(error.warning("such calls run eagerly"))
         self._table.counts.ran_eagerly(error.code)
-        return self._inline(given)
+        return self._run_whole_eagerly(given)
 
     def _in_chunks(self, proof: Proof, call: BucketedCall, place: int) -> R:
         """Run the call in chunks of the largest bucket, and join the results."""

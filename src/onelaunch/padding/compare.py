@@ -74,7 +74,7 @@ def moved_view(number: int) -> CaptureError:
 Form = tuple[object, ...]
 
 
-class Followed(NamedTuple):
+class ProvenBucket(NamedTuple):
     """A bucket whose taint was followed at both of its ends. `follows`: the dimensions of its
     results that follow the size. `shapes`: size of a run -> shapes of all its operations.
     `uniform`: whether the taint depends on the operations and their shapes alone."""
@@ -100,8 +100,8 @@ class Followed(NamedTuple):
         return True
 
 
-Known = dict[Form, Followed]
-"""Form of a run -> the followed bucket of a callable with this form. A smaller bucket of the same
+Known = dict[Form, ProvenBucket]
+"""Form of a run -> the proven bucket of a callable with this form. A smaller bucket of the same
 form runs at its smallest size only: a second and third point of the same lines. If the taint is
 uniform, it is not followed again."""
 

@@ -65,15 +65,15 @@ class DryRun:
             self.written = frozenset(
                 i for i, t in enumerate(inputs) if self.driver.storage(t) in storages
             )
-        self.found = effects.found
+        self.found = effects.changes
         seen = watch and watch.seen
         if seen is None or known is None or seen.exceeds(known, held):
             if seen is not None and known is not None:
                 seen.follow(known, held)
             self.reached.know(seen)
         if self.ahead:
-            refuse_lasting(effects.found)
-        for change in effects.found:
+            refuse_lasting(effects.changes)
+        for change in effects.changes:
             if isinstance(change.before, Tensor) or isinstance(change.after, Tensor):
                 what = f"`{change.slot.name}` is given a tensor of the padded size"
                 raise CaptureError("OL140", what, fix="return the tensor instead of storing it")

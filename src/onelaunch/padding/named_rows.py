@@ -21,8 +21,7 @@ GROUPED = (
 
 
 def spare(buckets: Buckets, sizes: Sizes, bucket: Sizes) -> frozenset[Rows]:
-    """Return the pairs (size, bucket) whose last row is never real. Pairs that occur twice are
-    left out."""
+    """Return the pairs (size, bucket) whose last row is never real, each once."""
     pairs = [*zip(sizes, bucket, strict=True)]
     return frozenset(
         p for p, has in zip(pairs, buckets.spare, strict=True) if has and pairs.count(p) == 1

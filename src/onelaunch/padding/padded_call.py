@@ -138,8 +138,7 @@ def refuse_unchecked(proof: Proof, compiled: bool) -> None:
 
 
 class CheckedRun:
-    """A callable for a capture: it returns its result and a 0-dim bool, whether the numbers
-    suffice."""
+    """A callable for a capture, with a second result: a 0-dim bool, whether the numbers suffice."""
 
     def __init__(self, fn: Callable[..., Any], hiding: Hiding, device: torch.device) -> None:
         self._fn, self._hiding, self._device = fn, hiding, device

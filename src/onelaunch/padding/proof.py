@@ -26,10 +26,10 @@ from onelaunch.driver.rows import first_rows
 from onelaunch.errors import CaptureError
 from onelaunch.padding.compare import (
     Backprop,
-    Followed,
     Form,
     Jitter,
     Known,
+    ProvenBucket,
     is_degenerate,
     line,
     refuse_moved_view,
@@ -163,7 +163,7 @@ class Proving:
         if self.form is None:
             return proof
         if larger is None:
-            self.known[self.form] = Followed(
+            self.known[self.form] = ProvenBucket(
                 self.bucket, proof.follows, self.shapes, self.uniform and not self.written
             )
         elif larger.follows != proof.follows:

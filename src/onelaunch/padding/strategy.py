@@ -30,7 +30,7 @@ from onelaunch.padding.padded_call import (
 )
 from onelaunch.padding.proof import Proving
 from onelaunch.replay.call_path import CallPath
-from onelaunch.runtime.attempt import Attempt, E, Strategy
+from onelaunch.runtime.candidate import Candidate, E, Strategy
 from onelaunch.sizes.buckets import Buckets, Sizes
 from onelaunch.sizes.dims import PaddedDims, Varying
 
@@ -60,25 +60,25 @@ class BucketStrategy(Strategy):
         self._infinite_masks = of.infinite_masks
         """True if runs at the bucket's size leave boolean masks to kernels with minus infinity."""
 
-    def alike(self, entries: Sequence[E]) -> Sequence[E]:
+    def mismatching(self, entries: Sequence[E]) -> Sequence[E]:
         return [entry for entry in entries if serves(entry, self.bucket)]
 
-    def rehearse(self, attempt: Attempt, warm: Callable[[], None]) -> None:
+    def rehearse(self, candidate: Candidate, warm: Callable[[], None]) -> None:
         """Warm up by the runs of the proof, if they show all facts of a warm-up."""
         options, exact = self._of.options, self._least == self.bucket  # exact needs no proof
         if exact or self._of._pool.max_bytes or options.compile or torch.is_grad_enabled():
             warm()
             return
-        self._learn(attempt)
-        attempt.signature.threads.add(get_ident())
+        self._learn(candidate)
+        candidate.status.threads.add(get_ident())
 
-    def prepare(self, attempt: Attempt) -> None:
+    def prepare(self, candidate: Candidate) -> None:
         """Prove that padding changes no result, and choose the arguments that vary."""
         if not self._proven:
-            self._learn(attempt)
+            self._learn(candidate)
         refuse_shared(self._proof, self._flat)
         # Autograd has to see the padding and the cut: its node has the bucket's size.
-        self._set_varying({} if attempt.signature.has_backward else self._grown_inside(attempt))
+        self._set_varying({} if candidate.status.has_backward else self._grown_inside(candidate))
 
     def pad_outside(self) -> None:
         self._set_varying({})
@@ -98,15 +98,15 @@ class BucketStrategy(Strategy):
         of, how, tree = self._of, self._call.padded, self._flat.tree
         return PaddedCall(exact, self._buckets, of._names, how, tree, self.bucket, self._proof)
 
-    def proven_around(self, exact: CallPath, attempt: Attempt) -> CallPath:
+    def proven_around(self, exact: CallPath, candidate: Candidate) -> CallPath:
         """Return the call path around a recording that was made for other sizes of the bucket.
         Raises `CaptureError`: OL140, padding would change a result, or each call would check
         values."""
-        known = attempt.reached.reads
-        self._prove(attempt)
+        known = candidate.reached.reads
+        self._prove(candidate)
         if self._proof.hiding is not None:
             raise CaptureError("OL140", "the recording checks no number that hides padding")
-        if attempt.reached.reads is not known:
+        if candidate.reached.reads is not known:
             raise CaptureError("OL140", "the recording does not check all that other sizes read")
         return self._checked(self._around(exact))
 
@@ -126,31 +126,31 @@ class BucketStrategy(Strategy):
         self.varying = arguments
         self.follows = self._proof.follows if arguments else ()
 
-    def _learn(self, attempt: Attempt) -> None:
+    def _learn(self, candidate: Candidate) -> None:
         """Prove, and have the recording guard what the proof has read at any size."""
         known, entries = self._known, self._of._table.entries
         for key, found in list(known.items()):  # in a state that is gone
             if not any(serves(e, found.bucket) and e.captured.guard.check() for e in entries):
                 del known[key]
-        self._prove(attempt)
-        self._of._callee.reads = attempt.reached.reads
+        self._prove(candidate)
+        self._of._callee.reads = candidate.reached.reads
 
-    def _prove(self, attempt: Attempt) -> None:
+    def _prove(self, candidate: Candidate) -> None:
         """Prove that padding changes no result. Where only a number of cuDNN's attention hides it,
         which each call would have to check, other kernels are tried."""
-        compiled = self._of._callee.is_compiled(attempt.driver)
+        compiled = self._of._callee.is_compiled(candidate.driver)
         self._infinite_masks &= not compiled
-        proof, layouts = self._proof_of(attempt)
+        proof, layouts = self._proof_of(candidate)
         finite = proof.hiding is not None and proof.hiding.number in CUDNNS
         if finite and not (self._infinite_masks or compiled):
             self._infinite_masks = True
-            other, same = self._proof_of(attempt)
+            other, same = self._proof_of(candidate)
             self._infinite_masks = other.hiding is None and same == layouts
             self._of.infinite_masks = self._infinite_masks
             proof = other if self._infinite_masks else proof
         self._proof, self._proven = proof, True
         if self._infinite_masks:
-            attempt.signature.ledger = None  # the operations of other kernels
+            candidate.status.ledger = None  # the operations of other kernels
         if proof.hiding is not None:
             refuse_unchecked(proof, compiled)
             self._proof = replace(proof, follows=[*proof.follows, ()])  # the check
@@ -158,20 +158,20 @@ class BucketStrategy(Strategy):
     def _padded_form(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         return with_infinite_masks(fn) if self._infinite_masks else fn
 
-    def _proof_of(self, attempt: Attempt) -> tuple[Proof, list[tuple[int, ...]]]:
+    def _proof_of(self, candidate: Candidate) -> tuple[Proof, list[tuple[int, ...]]]:
         """Return a proof, and the strides of the results in its runs."""
         fn = self._padded_form(self._of._callee.eager_form)
-        driver, device, reached = attempt.driver, attempt.device, attempt.reached
-        dry_run = DryRun(driver, device, fn, reached, self._flat.tree, attempt.ahead)
+        driver, device, reached = candidate.driver, candidate.device, candidate.reached
+        dry_run = DryRun(driver, device, fn, reached, self._flat.tree, candidate.ahead)
         proving = Proving(dry_run, self._buckets, self._call, self.bucket, self._known)
-        proof = proving.proven(attempt.signature.has_backward)
+        proof = proving.proven(candidate.status.has_backward)
         results = (result for _, result in sorted(proving.results.items()))
         return proof, [t.stride() for result in results for t in result.tensors if has_strides(t)]
 
-    def _grown_inside(self, attempt: Attempt) -> dict[int, Varying]:
+    def _grown_inside(self, candidate: Candidate) -> dict[int, Varying]:
         """Return how the recording takes each padded argument from the caller's memory. Empty if it
         cannot: torch's operations then pad before the launch."""
-        driver, device, tensors = attempt.driver, attempt.device, self.padded.tensors
+        driver, device, tensors = candidate.driver, candidate.device, self.padded.tensors
         wanted = {
             index: varying(t, how)
             for index, (t, how) in enumerate(zip(tensors, self._call.padded, strict=True))

@@ -89,8 +89,8 @@ def _match_other(
 ) -> None:
     """Flatten a dataclass, named tuple, object or registered container, and compare it whole."""
     numbers = list(leaf_numbers(tree))
-    own = mapped(tree, lambda t: Leaf(numbers.index(t.index)) if isinstance(t, Leaf) else t)
-    renumbered = source.name("tree", own)
+    alone = mapped(tree, lambda t: Leaf(numbers.index(t.index)) if isinstance(t, Leaf) else t)
+    renumbered = source.name("tree", alone)
     source.miss_if(f"type({name}) is not {kind}")
     flat = functools.partial(flatten, objects=kinds_in(tree)) if kinds_in(tree) else flatten
     source.line(f"{name} = {source.name('flatten', flat)}({name})")
@@ -173,11 +173,11 @@ def check_memory(source: GeneratedFunction, expected: ExpectedInputs) -> None:
     inputs, captured = source.inputs, source.captured
     for index, address in expected.addresses.items():
         source.miss_if(f"{inputs[index]}.data_ptr() != {address}")
-    held = captured.guard.tensor_ids()
-    own = source.name("kept", held)
-    for index, name in enumerate(inputs[: captured.caller_input_count] if held else ()):
+    guarded = captured.guard.tensor_ids()
+    ids = source.name("kept", guarded)
+    for index, name in enumerate(inputs[: captured.caller_input_count] if guarded else ()):
         kept = expected.kept.get(index)
-        source.miss_if(f"id({name}) in {own}" if kept is None else f"id({name}) != {id(kept)}")
+        source.miss_if(f"id({name}) in {ids}" if kept is None else f"id({name}) != {id(kept)}")
     if expected.overlapping is not None:
         names = ", ".join(inputs[i] for i in expected.movable)
         pattern = source.name("pattern", expected.overlaps)

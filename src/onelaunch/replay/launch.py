@@ -124,8 +124,8 @@ def _attach(source: GeneratedFunction, pair: AutogradPair, names: dict[int, str]
     # Of an uncopied input with saved views: whatever the argument becomes, a backward reads the
     # memory that it had.
     viewed = pair.uncopied.keys() - pair.saved.inputs.keys()
-    given = enumerate(inputs[i] for i in pair.watched.inputs)
-    watched = tuple_of([f"{t}.detach()" if at in viewed else t for at, t in given])
+    arguments_watched = enumerate(inputs[i] for i in pair.watched.inputs)
+    watched = tuple_of([f"{t}.detach()" if at in viewed else t for at, t in arguments_watched])
     watched += tuple_of([source.name("saved", t) for t in pair.watched.tensors])
     watched += tuple_of([names[number] for number in pair.watched.plain])
     if pair.saved.inputs:
@@ -134,8 +134,8 @@ def _attach(source: GeneratedFunction, pair: AutogradPair, names: dict[int, str]
     attach = source.name("attach", pair.attach)
     nodes = source.name("nodes", pair.nodes())
     source.line("forwards = []")
-    given = f"flight, ({results}), ({arguments}), ({watched}), forwards, {nodes}"
-    source.line(f"({results}) = {attach}({given})")
+    operands = f"flight, ({results}), ({arguments}), ({watched}), forwards, {nodes}"
+    source.line(f"({results}) = {attach}({operands})")
 
 
 def _make_group(source: GeneratedFunction, index: int, names: dict[int, str]) -> str:
@@ -235,9 +235,9 @@ def _bump_written(source: GeneratedFunction) -> None:
 
 def _rebind_slots(source: GeneratedFunction, values: Sequence[str]) -> None:
     captured = source.captured
-    kept = [state for state in captured.state if gradient_in(state, captured) is not None]
-    if kept:
-        gradients = [(state.slot.holder, gradient_in(state, captured)) for state in kept]
+    in_place = [state for state in captured.state if gradient_in(state, captured) is not None]
+    if in_place:
+        gradients = [(state.slot.holder, gradient_in(state, captured)) for state in in_place]
         source.line(f"{source.name('gradients', keeper(gradients))}()")
     for state in captured.state:
         if gradient_in(state, captured) is not None:

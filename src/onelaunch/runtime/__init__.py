@@ -1,7 +1,7 @@
 """The choice of warm-up, capture, replay or eager for each call, and the memory of recordings.
 
 graphed.py    Graphed: a callable whose calls replay once they can; its kind for some options
-attempt.py    a call on its way to a recording: the state of its signature, how it is recorded
+candidate.py  a call that may get a recording: the status of its signature, how it is recorded
 phase.py      the phase of a call that no recording fits: warm-up, capture, eager or refused
 ranks.py      processes that share collectives: all of them record a call, or none
 recorder.py   how a callable gets recordings: captured, or taken over from another request's
@@ -30,19 +30,22 @@ options.py    the options of `ol.graph`, checked
 
 The words of this package, beside those of docs/glossary.md:
 
-spec        a signature itself (`CallSpec`); `signature` is what is known of its calls
-attempt     a call that warms up its signature, or is to be recorded
-entry       a recording in the table of its callable, with the function that replays it
+spec        a signature (`CallSpec`)
+status      the facts about a signature: its warm-ups, its refusal, its past recordings
+candidate   a call that may get a recording: it warms up its signature, or is captured
+recording   the result of a capture. Four classes hold one: `CapturedCall`, for its replays;
+            `TableEntry`, with its signature and call path; `PoolMember`, for the pool's budget;
+            `Recording`, its figures for users. `CapturedCall.graph` is the device's graph in it
 strategy    how sizes are padded in a call; without buckets `UNPADDED`
 accesses    the reads and writes of compiled code, as a watched run of the callable showed them
 to follow   a number: to read it anew at each call. Otherwise each value has its recording
 to take over  a recording: to use one of the last request's with an object of this one's
 MISS        the answer of a recording that does not fit a call
-ungraphed   of a signature: running eagerly from now on, as it was refused or has no room
+to run eagerly  of a call: the callable itself runs, or with `on_refusal="split"` in pieces
 to take apart  an object among the arguments: to take its fields for the arguments
 ran_differently   of a recording: its run differed, or read more than those before it
 capture answer  the answer to code that asks torch whether it is being captured
-inline      of a call: the callable itself runs, as a part of what runs around it
+inline      of a call: it runs eagerly as a part of another run, and is not counted
 reached     the state that the callable reads or may change, found from its attributes and names
 to rehearse  a callable: to run it once as a warm-up without a call, and put everything back
 backoff     the wait of a signature that found no room, until it is tried again

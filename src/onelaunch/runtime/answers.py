@@ -1,7 +1,8 @@
-"""The two ways of a callable that asks whether it is being captured; see `driver.capture_query`.
+"""Callables that ask torch whether they are being captured, and do something else if they are.
 
-The answer is no, as in eager. Where a capture refuses that way, the other one is run and rolled
-back, and its results are compared with eager's.
+They are told no in a capture, too: then it records what an eager call does. If that is refused, the
+callable is run once with the answer no and once with yes, and both runs are rolled back. Where they
+agree, a capture with the answer yes follows. The answer is given by `driver.capture_query`.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from onelaunch.driver.capture_query import CaptureAnswer
 from onelaunch.driver.distance import farthest
 from onelaunch.driver.select import random_states
 from onelaunch.errors import CaptureError, let_go
-from onelaunch.runtime.attempt import Attempt
+from onelaunch.runtime.candidate import Candidate
 from onelaunch.runtime.warmup import NotedRun, flat_result
 from onelaunch.source import user_line
 
@@ -33,18 +34,18 @@ _ROUNDING = 0.05
 
 
 def compare(
-    callee: Callee, attempt: Attempt, name: str, refused: CaptureError
+    callee: Callee, candidate: Candidate, name: str, refused: CaptureError
 ) -> CaptureError | None:
     """Run a callable with either answer to its question whether it is being captured. Return the
     error of a callable that computes something else in a capture. Its results or its state then
     differ by more than rounding, with the same random numbers. Return `refused` if it fails there.
     Every run is rolled back. The last run, as in a capture, is a warm-up, unless the capture
     will differ."""
-    if attempt.reached.walk().runs_backward():
+    if candidate.reached.walk().runs_backward():
         return None  # no run of it can be rolled back without gradients
-    eager = _answered(callee, attempt, False)
+    eager = _answered(callee, candidate, False)
     try:
-        captured = _answered(callee, attempt, True)
+        captured = _answered(callee, candidate, True)
     except Exception as error:  # noqa: BLE001  eager does not raise it
         let_go(error)
         return refused
@@ -59,21 +60,21 @@ def compare(
     return CaptureError("OL109", what, where=user_line(), fix=fix)
 
 
-def switch_early(callee: Callee, attempt: Attempt, result: Any) -> None:
+def switch_early(callee: Callee, candidate: Candidate, result: Any) -> None:
     """Change the answer of a callable to yes after its last warm-up, where a capture would refuse
-    what it did after a no. Its results must be the same. That saves a capture and a run. `attempt`:
-    with the state after the warm-up, which is as before: its effects are not undone. `result`: the
-    warm-up's."""
-    signature, asking = attempt.signature, attempt.signature.capture_answer
-    ledger, draws = signature.ledger, signature.draws
+    it after a no. Its results must be the same. That saves a capture and a run.
+    `candidate`: with the state after the warm-up, which is as before: its effects are not undone.
+    `result`: the warm-up's."""
+    status, asking = candidate.status, candidate.status.capture_answer
+    ledger, draws = status.ledger, status.draws
     if not asking.asked or asking.answer or torch.is_grad_enabled() or ledger is None:
         return
     if not ledger.refused or ledger.writes or ledger.drawn:
         return
     asking.answer, same = True, False
     try:
-        captured = _answered(callee, attempt, True)
-        eager = _RunValues.of(attempt, flat_result(result, attempt.reached))
+        captured = _answered(callee, candidate, True)
+        eager = _RunValues.of(candidate, flat_result(result, candidate.reached))
         same = bool(eager.tensors) and captured.result.distance(eager) <= _ROUNDING
         same = same and not captured.effects
     except Exception as error:  # noqa: BLE001  the capture will be refused, and name the cause
@@ -81,24 +82,24 @@ def switch_early(callee: Callee, attempt: Attempt, result: Any) -> None:
     finally:
         asking.answer = same
         if not same:
-            signature.ledger, signature.draws = ledger, draws
+            status.ledger, status.draws = ledger, draws
 
 
-def may_differ(attempt: Attempt) -> bool:
+def may_differ(candidate: Candidate) -> bool:
     """Return whether a callable is told yes, and its state may differ from its last warm-up's."""
-    asking = attempt.signature.capture_answer
+    asking = candidate.status.capture_answer
     return asking.answer and not (
-        asking.left is not None and asking.left() is attempt.reached.walk().contents
+        asking.left is not None and asking.left() is candidate.reached.walk().contents
     )
 
 
-def differs(callee: Callee, attempt: Attempt) -> bool:
+def differs(callee: Callee, candidate: Candidate) -> bool:
     """Compare a callable again whose state has changed. If it does something else now where it is
     told yes, it is told no, and warms up anew."""
     failed = CaptureError("OL109", "the callable fails where it is captured")
-    if compare(callee, attempt, "", failed) is None:
+    if compare(callee, candidate, "", failed) is None:
         return False
-    attempt.signature.begin_anew()
+    candidate.status.begin_anew()
     return True
 
 
@@ -112,9 +113,9 @@ class _RunValues(NamedTuple):
     state, or the first tensor here that is the same or shares its memory."""
 
     @staticmethod
-    def of(attempt: Attempt, flat: Flat) -> _RunValues:
-        storage = attempt.driver.storage
-        outside = [*attempt.flat.tensors, *(t for _, t in attempt.reached.walk().tensors())]
+    def of(candidate: Candidate, flat: Flat) -> _RunValues:
+        storage = candidate.driver.storage
+        outside = [*candidate.flat.tensors, *(t for _, t in candidate.reached.walk().tensors())]
         ids, storages = {id(t): id(t) for t in outside}, dict[int, object]()
         for t in filter(has_strides, outside):
             storages[storage(t)] = storage(t)
@@ -126,8 +127,8 @@ class _RunValues(NamedTuple):
 
     def distance(self, other: _RunValues) -> float:
         """Return the distance to other values; infinity if they differ in more than tensors."""
-        alike = self.places == other.places and self.tree == other.tree
-        return farthest(other.tensors, self.tensors) if alike else math.inf
+        same_form = self.places == other.places and self.tree == other.tree
+        return farthest(other.tensors, self.tensors) if same_form else math.inf
 
 
 class _Answered(NamedTuple):
@@ -145,34 +146,34 @@ class _Answered(NamedTuple):
         return self.result.distance(other.result), state
 
 
-def _answered(callee: Callee, attempt: Attempt, answer: bool) -> _Answered:
+def _answered(callee: Callee, candidate: Candidate, answer: bool) -> _Answered:
     """Run the callable with this answer about capturing, and roll it back."""
-    driver, device, flat = attempt.driver, attempt.device, attempt.flat
+    driver, device, flat = candidate.driver, candidate.device, candidate.flat
     args, kwargs = unflatten(flat.tree, flat.tensors)
     run: Callable[[], Any] = functools.partial(callee.fn, *args, **kwargs)
     noted = answer and not (callee.is_compiled(driver) or torch.is_grad_enabled())
-    reached = attempt.reached
+    reached = candidate.reached
     undone = rolled_back(driver, device, flat.tensors, reached, lambda: callee.reads)
     # The warm-ups got the answer no. What another answer leads to was not read yet.
     before = reached.walk()
     with undone as effects, torch.no_grad():
         observer, states = effects.observer, random_states(device)
         if noted:
-            run = NotedRun(attempt, run, observer=observer)
+            run = NotedRun(candidate, run, observer=observer)
         with CaptureAnswer(answer).in_force(), observer, inlining():
             result = callee.with_read_watch(run, device, before=None if answer else before)()
         now, drawn = random_states(device), list[object]()
         if not all(map(torch.equal, now, states)):  # some operations draw only at times
             # States alone don't tell: 4 numbers and 8 move a generator of CUDA as far.
             drawn += [[state.tolist() for state in now], observer.random]
-        values = _RunValues.of(attempt, flat_result(result, reached))
+        values = _RunValues.of(candidate, flat_result(result, reached))
         written = observer.memory.written.items()
         left: dict[object, _RunValues] = {
-            key: _RunValues.of(attempt, flatten(t)) for key, t in written
+            key: _RunValues.of(candidate, flatten(t)) for key, t in written
         }
     if callee.reads is not None:
         # The run is rolled back, and the next begins where it did.
         callee.note_state_after(reached, flat, result, before, effects.left)
-    for change in effects.found:
-        left[change.slot.id] = _RunValues.of(attempt, flat_result(change.after, reached))
+    for change in effects.changes:
+        left[change.slot.id] = _RunValues.of(candidate, flat_result(change.after, reached))
     return _Answered(values, drawn, left)

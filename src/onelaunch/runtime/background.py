@@ -30,7 +30,7 @@ from onelaunch.errors import CaptureError, let_go
 from onelaunch.frames.codes import CodeFacts
 from onelaunch.frames.unwatched_code import UnwatchedCode
 from onelaunch.replay.call_path import MISS, Miss
-from onelaunch.runtime.attempt import Call
+from onelaunch.runtime.candidate import Call
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.signature import spec_of
 from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, copied, switching
@@ -99,7 +99,7 @@ class Captures:
         eager: Callable[[], R],
     ) -> R:
         """Make a call that no recording fits. `normal`: makes it as without this option; may wait
-        for a capture of another callable. `eager`: runs the callable itself."""
+        for a capture of another callable. `eager`: runs it eagerly."""
         graphed = self.graphed()
         assert graphed is not None
         if self.off:
@@ -158,14 +158,14 @@ class Captures:
         return result
 
     def _beside(self, eager: Callable[[], R], normal: Callable[[], R]) -> R:
-        """Run the callable itself, while a capture may go on beside."""
+        """Run a call eagerly, while a capture may go on beside."""
         with self._changed:
             self._runs += not self.off
             off = self.off  # since this call has asked
         return self._alone(normal, eager) if off else self._counted(eager)
 
     def _counted(self, eager: Callable[[], R]) -> R:
-        """Run the callable itself, which `_runs` counts already."""
+        """Run a call eagerly, which `_runs` counts already."""
         try:
             return eager()
         finally:
@@ -350,7 +350,7 @@ class Captures:
             self.off |= needs_calls or getattr(error, "code", "") == "OL110"
             self._became(wanted, _State.ITS_OWN)
             if spec is not None:
-                graphed._signatures.states.pop(spec, None)
+                graphed._signatures.statuses.pop(spec, None)
         else:
             self._became(wanted, _State.DONE)
             with capturing(modes, call.driver, call.device, under_way):
@@ -406,9 +406,9 @@ class CapturesBeside(Graphed[P, R]):
         )
 
     def _beside(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
-        """Run the callable itself: no capture that another thread makes now touches its state."""
-        self._enter_eager("background")
-        return self._eager(args, kwargs)
+        """Run a call eagerly: no capture that another thread makes now touches its state."""
+        self._begin_eager_run("background")
+        return self._run_eagerly(args, kwargs)
 
     def reset(self) -> None:
         """Free every recording and forget every signature; see `Graphed.reset`."""

@@ -175,11 +175,11 @@ class Batcher:
 
     def _chosen(self) -> list[_Waiting]:
         """Return the first requests that may run together and need not wait for others."""
-        alike: dict[Hashable, list[_Waiting]] = {}
+        groups: dict[Hashable, list[_Waiting]] = {}
         for waiting in self._queue:
-            alike.setdefault(waiting.request.key, []).append(waiting)
+            groups.setdefault(waiting.request.key, []).append(waiting)
         now = time.perf_counter()
-        for group in alike.values():  # in the order of the first of each
+        for group in groups.values():  # in the order of the first of each
             may_wait = not self._closed and (now - group[0].since) * 1e3 < self.max_wait_ms
             rows, others = (w.request.rows for w in group), group[0].request.others
             times = {sizes[0]: time for sizes, time in self._times.items() if sizes[1:] == others}

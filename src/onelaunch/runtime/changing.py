@@ -12,7 +12,7 @@ from onelaunch.call.tree import Constant, call_constants, is_code
 from onelaunch.errors import describe_type
 
 if TYPE_CHECKING:
-    from onelaunch.runtime.attempt import SignatureState
+    from onelaunch.runtime.candidate import SignatureStatus
 
 MANY = 8
 """The signatures in a row, each used once and all different in one place, after which more are
@@ -33,14 +33,14 @@ class ChangingArgument(NamedTuple):
 
 
 def note_newest(
-    once: list[tuple[CallSpec, SignatureState]],
+    once: list[tuple[CallSpec, SignatureStatus]],
     spec: CallSpec,
     paths: Sequence[str],
-    signature: SignatureState,
+    status: SignatureStatus,
 ) -> ChangingArgument | None:
     """Add a new signature to the newest, as long as each came once. Return the part in which all
-    differ, or None. `signature`: its state, now and later."""
-    once[:] = [*[(s, k) for s, k in once if k.warmups == 1][-_MOST_SIGNATURES:], (spec, signature)]
+    differ, or None. `status`: its status, now and later."""
+    once[:] = [*[(s, k) for s, k in once if k.warmups == 1][-_MOST_SIGNATURES:], (spec, status)]
     specs = [s for s, _ in once]
     if len(specs) <= MANY:
         return None

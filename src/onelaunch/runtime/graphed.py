@@ -30,10 +30,10 @@ from onelaunch.errors import CaptureError, describe_type, letting_go
 from onelaunch.gc_pause import collection_restored, no_collection
 from onelaunch.replay.call_path import MISS, Miss
 from onelaunch.runtime import answers
-from onelaunch.runtime.attempt import UNPADDED, Attempt, Call, OneWarmup, SignatureState
+from onelaunch.runtime.candidate import UNPADDED, Call, Candidate, OneWarmup, SignatureStatus
 from onelaunch.runtime.notices import REMADE, Notices
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.phase import Phase, Phases, Ready, Refused, Unrecorded, Warming
+from onelaunch.runtime.phase import Phase, Phases, Ready, Refused, RunsEagerly, Warming
 from onelaunch.runtime.pool import PoolManager
 from onelaunch.runtime.ranks import NotAllReady, Ranks
 from onelaunch.runtime.recorder import Recorder
@@ -41,7 +41,7 @@ from onelaunch.runtime.requests import requests_in
 from onelaunch.runtime.service import Service
 from onelaunch.runtime.signature import Signatures
 from onelaunch.runtime.stats import DEFERRED, GraphStats
-from onelaunch.runtime.table import Entry, Table
+from onelaunch.runtime.table import Table, TableEntry
 from onelaunch.runtime.warmup import wants_grad
 from onelaunch.runtime.why import backward_inside, grad_in_no_grad, no_room, offer_split
 from onelaunch.source import user_line
@@ -59,12 +59,12 @@ _FUNCTION_ATTRIBUTES = frozenset(
 class Graphed(Service, Generic[P, R]):
     """A callable that runs as one launch once it is warm. Made by `graph`.
 
-    A call runs the original, warms up, captures or replays, whichever is due; see `graph`.
+    A call runs eagerly, warms up, captures or replays, whichever is due; see `graph`.
     Safe to call from several threads.
     """
 
     # Two subclasses override steps of a call, and "For users" below. `Bucketed` pads sizes:
-    # `__call__`, `_recorded_or_eager`. `InPieces` graphs parts: `_phase`, `_ungraphed`, `_user`.
+    # `__call__`, `_recorded_or_eager`. `InPieces` graphs parts: `_phase`, `_stay_eager`, `_user`.
 
     def __init__(
         self,
@@ -75,8 +75,7 @@ class Graphed(Service, Generic[P, R]):
         callee: Callee | None = None,
     ) -> None:
         """Graph `fn`. `root`: a name for messages, and the object whose state the callable reads: a
-        module for its forward, else `fn` itself. `callee`: `fn` as captures run it, compiled or
-        not."""
+        module for its forward, else `fn` itself. `callee`: `fn` as captures run it."""
         self.fn = fn
         self.options = options
         self._name = name = getattr(fn, "__name__", type(fn).__name__)
@@ -88,8 +87,8 @@ class Graphed(Service, Generic[P, R]):
         self._signatures = signatures = Signatures(name, self._notices)
         self._table = table = Table(name, options.enough_warmups, pool, self._notices)
         self._ranks = ranks = Ranks(fn, name, options, table, signatures)
-        self._recorder = own = Recorder(name, options, pool, callee, table, signatures, ranks)
-        self._phases = Phases(name, options, callee, signatures, table, ranks, own.warmup)
+        self._recorder = recorder = Recorder(name, options, pool, callee, table, signatures, ranks)
+        self._phases = Phases(name, options, callee, signatures, table, ranks, recorder.warmup)
         functools.update_wrapper(self, fn, updated=())
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -116,15 +115,15 @@ class Graphed(Service, Generic[P, R]):
     def _recorded_or_eager(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> R:
         call = self._call(args, kwargs)
         if self._table.unserved.is_unrecordable(call):
-            return self._inline(call)
+            return self._run_whole_eagerly(call)
         with call.driver.exclusive():  # one warm-up or capture at a time in the process
             # While this thread waited, another may have recorded the call.
             result = self._replayed(args, kwargs)
             if result is MISS:
                 result = self._warm_up_or_capture(call)
             if result is MISS:
-                self._enter_eager()  # under the lock: no other thread captures meanwhile
-        return self._eager(args, kwargs) if result is MISS else result
+                self._begin_eager_run()  # under the lock: no other thread captures meanwhile
+        return self._run_eagerly(args, kwargs) if result is MISS else result
 
     def _call(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], flat: Flat | None = None
@@ -157,164 +156,164 @@ class Graphed(Service, Generic[P, R]):
                 self._table.counts.reason = "OL302"
                 return MISS
         match self._phase(call):
-            case Unrecorded(code, why, fix, kind, reason):  # without a code nothing is to be told
+            case RunsEagerly(code, why, fix, kind, reason):  # without a code nothing is to be told
                 self._table.counts.reason = code or reason
                 if code:
                     self._notices.warn(code, why, kind, fix)
                 return MISS
-            case Refused(signature, error):
-                return self._refused(signature, error)
-            case Warming(attempt):
+            case Refused(status, error):
+                return self._refused(status, error)
+            case Warming(candidate):
                 # `flat` may be padded; a warm-up runs at the call's own size.
                 now = self._signatures.flat(call.args, call.kwargs)
-                return self._warm(replace(attempt, flat=now))
-            case Ready(attempt):
-                if answers.may_differ(attempt):
-                    warm = self._recorder.at_own_size(attempt)
+                return self._warm(replace(candidate, flat=now))
+            case Ready(candidate):
+                if answers.may_differ(candidate):
+                    warm = self._recorder.at_own_size(candidate)
                     if answers.differs(self._callee, warm):
                         return self._warm(warm)
-                return self._capture_and_replay(attempt)
+                return self._capture_and_replay(candidate)
 
     def _phase(self, call: Call) -> Phase:
         """Return the next step of a call that no recording fits; see `Phases`."""
         return self._phases.of(call)
 
-    def _warm(self, attempt: Attempt) -> R:
+    def _warm(self, candidate: Candidate) -> R:
         """Run one of the caller's own first calls as a warm-up."""
         # `run` calls `_refused` before an optimizer's step that no graph can hold, and may go on.
-        args, kwargs = attempt.args, attempt.kwargs
-        before = None if self._callee.reads is None else attempt.reached.walk()
+        args, kwargs = candidate.args, candidate.kwargs
+        before = None if self._callee.reads is None else candidate.reached.walk()
         with self._ranks.noting():
-            result = self._recorder.warmup.run(attempt, args, kwargs, self._refused)
+            result = self._recorder.warmup.run(candidate, args, kwargs, self._refused)
         self._table.counts.warmup_calls += 1
-        self._table.unserved.note_warmup(attempt, self._signatures.states)
+        self._table.unserved.note_warmup(candidate, self._signatures.statuses)
         after = self._signatures.flat(args, kwargs)
         # Objects whose fields the call has changed are taken apart no more.
-        self._signatures.stop_taking_apart(attempt.flat, after)
+        self._signatures.stop_taking_apart(candidate.flat, after)
         reached = self._callee.state_after(after, result, before)
         self._callee.note_result(result)
         # A callable without any tensor shows its device by its results.
-        if self._callee.ran_elsewhere(attempt.flat, attempt.device, result, reached):
-            attempt.signature.warmups -= 1
-            attempt.signature.accesses = None
-        elif wants_grad(attempt.driver, result, after, reached):
-            self._expect_backward(attempt.signature, reached)
+        if self._callee.ran_elsewhere(candidate.flat, candidate.device, result, reached):
+            candidate.status.warmups -= 1
+            candidate.status.accesses = None
+        elif wants_grad(candidate.driver, result, after, reached):
+            self._expect_backward(candidate.status, reached)
         elif before is not None and reached.walk() is before and not self._ranks.several:
-            answers.switch_early(self._callee, replace(attempt, reached=reached), result)
-        attempt.signature.capture_answer.left = weakref.ref(reached.walk().contents)
+            answers.switch_early(self._callee, replace(candidate, reached=reached), result)
+        candidate.status.capture_answer.left = weakref.ref(reached.walk().contents)
         reached.drop_tensors()  # the next call's walk starts from this one, which keeps none alive
         return result
 
-    def _expect_backward(self, signature: SignatureState, reached: ReachableState) -> None:
+    def _expect_backward(self, status: SignatureStatus, reached: ReachableState) -> None:
         """Have a signature captured as a forward and a backward, since results require grad, or
         refuse it. With ``on_refusal="raise"`` a call may raise here although it has run."""
-        signature.has_backward = True
+        status.has_backward = True
         # A forward whose backward is outside the call cannot be captured for sharded modules.
         refused = distributed.refused_pair(distributed.sharded_values(reached.values))
         if refused is not None:
-            self._refused(signature, refused)
+            self._refused(status, refused)
         elif not torch.is_grad_enabled():  # the callable turns it on for itself
-            self._ungraphed(signature, grad_in_no_grad())
+            self._stay_eager(status, grad_in_no_grad())
 
-    def _capture_and_replay(self, attempt: Attempt, may_retry: bool = True) -> R | Miss:
+    def _capture_and_replay(self, candidate: Candidate, may_retry: bool = True) -> R | Miss:
         """Capture a call and replay it; return `MISS` if that is not possible. With `may_retry` it
         is rehearsed and captured again, if Dynamo compiled in the capture."""
-        signature = attempt.signature
+        status = candidate.status
         try:
             # The first warm-up of compiled code shows its effects from the state then. From another
             # state the callable is rehearsed: run once more, with everything put back.
-            if not self._recorder.warmup.foresees_capture(attempt):
-                self._recorder.warmup.rehearse(attempt, self._refused)
-                if signature.refusal.code is not None:  # `_refused` did not raise
+            if not self._recorder.warmup.foresees_capture(candidate):
+                self._recorder.warmup.rehearse(candidate, self._refused)
+                if status.refusal.code is not None:  # `_refused` did not raise
                     return MISS
             with no_collection():
-                entry = self._recorder.record(attempt, self)
+                entry = self._recorder.record(candidate, self)
         except NeedsGrad as error:  # the results require grad now, and did in no warm-up
             if not torch.is_grad_enabled():
-                return self._ungraphed(signature, grad_in_no_grad())
-            signature.has_backward, signature.kept_graph = True, error.kept
+                return self._stay_eager(status, grad_in_no_grad())
+            status.has_backward, status.kept_graph = True, error.kept_graph
             return MISS  # the next call captures a forward with its backward
         except BackwardInside:  # it calls backward, though its results need one after the call
-            return self._ungraphed(signature, backward_inside(signature.kept_graph))
+            return self._stay_eager(status, backward_inside(status.kept_graph))
         except Unfollowed as error:  # a number that the caller varies cannot be read at each call
-            self._signatures.take_for_constants(attempt.spec, attempt.flat.tree, error)
+            self._signatures.take_for_constants(candidate.spec, candidate.flat.tree, error)
             return MISS
         except NotAllReady:  # for another process of the group
             return MISS
         except CompiledInCapture as error:  # by Dynamo: no warm-up had this state, or these sizes
             if not may_retry:
-                return self._refused(signature, error)
-            signature.accesses = None  # so that `foresees_capture` says no
+                return self._refused(status, error)
+            status.accesses = None  # so that `foresees_capture` says no
             if self._ranks.several:
                 return MISS
-            return self._capture_and_replay(attempt, may_retry=False)
+            return self._capture_and_replay(candidate, may_retry=False)
         except CaptureError as error:
             # It may ask whether it is captured: once refused after a no, it is told yes.
-            if not self._ranks.several and signature.capture_answer.switch_to_yes():
-                return self._capture_told(attempt, error)
-            return self._refused_or_warmed(attempt, error)
+            if not self._ranks.several and status.capture_answer.switch_to_yes():
+                return self._capture_told(candidate, error)
+            return self._refused_or_warmed(candidate, error)
         if entry is None:  # the pool has no room for it
-            if self._pool.may_fit_later(signature.need_bytes):
-                signature.history.backoff.defer()  # eager for some calls, then it is tried again
+            if self._pool.may_fit_later(status.need_bytes):
+                status.history.backoff.defer()  # some calls run eagerly, then it is tried again
                 self._table.counts.reason = "OL304"
                 return MISS
-            return self._ungraphed(signature, no_room(self._name, attempt, self._pool))
-        return self._replay_new(entry, attempt)
+            return self._stay_eager(status, no_room(self._name, candidate, self._pool))
+        return self._replay_new(entry, candidate)
 
-    def _capture_told(self, attempt: Attempt, refused: CaptureError) -> R | Miss:
+    def _capture_told(self, candidate: Candidate, refused: CaptureError) -> R | Miss:
         """Capture a callable that was refused after the answer no, with the answer yes."""
-        signature = attempt.signature
+        status = candidate.status
         # One warm-up is enough: the second run of `answers.compare`, or the call itself.
-        signature.warmups = self.options.enough_warmups - 1
-        signature.accesses = signature.ledger = None
-        warm = self._recorder.at_own_size(attempt)
+        status.warmups = self.options.enough_warmups - 1
+        status.accesses = status.ledger = None
+        warm = self._recorder.at_own_size(candidate)
         unlike = answers.compare(self._callee, warm, self._name, refused)
         if unlike is not None:
-            return self._refused_or_warmed(attempt, unlike)
-        if signature.ledger is None:
+            return self._refused_or_warmed(candidate, unlike)
+        if status.ledger is None:
             return self._warm(warm)
-        return self._capture_and_replay(replace(warm, flat=attempt.flat))
+        return self._capture_and_replay(replace(warm, flat=candidate.flat))
 
-    def _refused_or_warmed(self, attempt: Attempt, error: CaptureError) -> R | Miss:
+    def _refused_or_warmed(self, candidate: Candidate, error: CaptureError) -> R | Miss:
         """Refuse a capture, unless only one warm-up came before: then warm up in full first. Or its
         run did something that no replay does, perhaps for the only time, as filling a cache. Then
         the call is one more warm-up, which does it, and the next is captured."""
-        signature = attempt.signature
-        launched = self._signatures.launched(signature.history.worth, self._table.entries)
-        if signature.one_warmup is OneWarmup.ENOUGH and error.code != "OL140":
-            signature.begin_anew()
-        elif error.may_pass and not self._ranks.several and signature.history.forgives(launched):
-            signature.warmups = signature.enough_warmups(self.options.enough_warmups) - 1
+        status = candidate.status
+        launched = self._signatures.launched(status.history.worth, self._table.entries)
+        if status.one_warmup is OneWarmup.ENOUGH and error.code != "OL140":
+            status.begin_anew()
+        elif error.may_pass and not self._ranks.several and status.history.forgives(launched):
+            status.warmups = status.enough_warmups(self.options.enough_warmups) - 1
         else:
-            return self._refused(signature, error)
-        return self._warm(self._recorder.at_own_size(attempt))
+            return self._refused(status, error)
+        return self._warm(self._recorder.at_own_size(candidate))
 
-    def _replay_new(self, entry: Entry, attempt: Attempt) -> R | Miss:
+    def _replay_new(self, entry: TableEntry, candidate: Candidate) -> R | Miss:
         """Replay a recording for the call of its capture. Keep it if its run agreed with the runs
         before it."""
-        signature = attempt.signature
+        status = candidate.status
         # The next recording starts with all warm-up calls. But where the call changes a number that
         # it reads (`self.step += 1`), its next value is soon to be recorded, and one is enough.
-        signature.warmups = self.options.enough_warmups - 1 if entry.captured.moved_numbers() else 0
-        if signature.one_warmup is OneWarmup.ENOUGH:
-            signature.one_warmup = OneWarmup.UNASKED
-        result = entry.call(attempt.args, attempt.kwargs)
+        status.warmups = self.options.enough_warmups - 1 if entry.captured.moved_numbers() else 0
+        if status.one_warmup is OneWarmup.ENOUGH:
+            status.one_warmup = OneWarmup.UNASKED
+        result = entry.call(candidate.args, candidate.kwargs)
         if result is MISS:  # another thread, or the capture, changed state that it relies on
-            misfit = self._table.drop_misfit(entry, attempt)
+            misfit = self._table.drop_misfit(entry, candidate)
             if misfit is None:  # for the first time: the next may fit
                 return MISS
-            return self._ungraphed(signature, CaptureError("OL307", misfit))
-        signature.history.misfits = 0
+            return self._stay_eager(status, CaptureError("OL307", misfit))
+        status.history.misfits = 0
         self._signatures.note_served(entry, self._table.entries)
         if entry.ran_differently:
             # The captured run read more than the runs before it, or did other work. The next call
-            # is captured and compared with it. After too many, all are eager, or refused.
+            # is captured and compared with it. After too many, all run eagerly, or are refused.
             differs = entry.captured.compared.differs
             try_again = self._table.drop_unsettled(entry)
             if differs is not None and not try_again:
-                self._ungraphed(signature, differs.refusal())
+                self._stay_eager(status, differs.refusal())
             return result
-        signature.agreed()
+        status.agreed()
         # Recordings of single values of a number go, if this one reads the number at each call.
         self._table.drop_superseded(entry, self._signatures.varied)
         self._table.add(entry)
@@ -335,23 +334,23 @@ class Graphed(Service, Generic[P, R]):
 
     # Refused.
 
-    def _refused(self, signature: SignatureState, error: CaptureError) -> Miss:
+    def _refused(self, status: SignatureStatus, error: CaptureError) -> Miss:
         """Raise the refusal of a signature, or have it run eagerly, as `on_refusal` says."""
         if error.code == "OL117":
             # The captured run did not do what the run before it did, or Python drew a random
             # number. Two later runs may be alike by chance, so the next call is not captured anew.
             # A module in its other mode, `train()` or `eval()`, is.
-            signature.refusal.error = copy.copy(error)
-            signature.refusal.training = self._callee.training
+            status.refusal.error = copy.copy(error)
+            status.refusal.training = self._callee.training
         if self._ranks.raises(error):
             offer_split(error, self._callee.state_root, self.options)
             raise error
-        return self._ungraphed(signature, error)
+        return self._stay_eager(status, error)
 
-    def _ungraphed(self, signature: SignatureState, error: CaptureError) -> Miss:
+    def _stay_eager(self, status: SignatureStatus, error: CaptureError) -> Miss:
         """Have a signature run eagerly from now on, with a warning. It is refused, has no room or
         a backward or grad mode inside, or its recording misfits the call."""
-        signature.refusal.code, signature.refusal.training = error.code, self._callee.training
+        status.refusal.code, status.refusal.training = error.code, self._callee.training
         self._table.counts.reason = error.code
         error.where = error.where or user_line()
         self._notices.give(error.warning("this signature runs eagerly"))
@@ -359,30 +358,30 @@ class Graphed(Service, Generic[P, R]):
 
     # An eager run.
 
-    def _enter_eager(self, why: str | None = None) -> None:
+    def _begin_eager_run(self, why: str | None = None) -> None:
         """Count an eager run, and list its thread, while no other thread captures. Until it is done
         no forward is captured with a backward: stand-ins would replace parameters under it."""
         self._table.counts.ran_eagerly(why or self._table.counts.reason)
         self._table.running.append(get_ident())
 
-    def _eager(
+    def _run_eagerly(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., R] | None = None
     ) -> R:
-        """Run the callable itself, in a thread listed in `running`. Holds no lock: threads that the
+        """Run a call eagerly, in a thread listed in `running`. Holds no lock: threads that the
         callable starts may wait for each other."""
         try:
-            return (run or self._run_original)(*args, **kwargs)
+            return (run or self._run_callable)(*args, **kwargs)
         finally:
             self._table.running.remove(get_ident())
 
-    def _inline(self, call: Call) -> R:
-        """Run the callable itself, and no pieces of it, with its thread in `running`."""
+    def _run_whole_eagerly(self, call: Call) -> R:
+        """Run a call eagerly, and not in pieces, with its thread in `running`."""
         with call.driver.exclusive():
             self._table.running.append(get_ident())
-        return self._eager(call.args, call.kwargs, self.fn)
+        return self._run_eagerly(call.args, call.kwargs, self.fn)
 
-    def _run_original(self, *args: Any, **kwargs: Any) -> R:
-        """Run the callable as it is; `InPieces` runs its pieces."""
+    def _run_callable(self, *args: Any, **kwargs: Any) -> R:
+        """Run the callable itself; `InPieces` runs its pieces."""
         return cast(Any, self.fn)(*args, **kwargs)
 
     # For users; see `Service`, too.
@@ -395,7 +394,7 @@ class Graphed(Service, Generic[P, R]):
     def stats(self) -> GraphStats:
         """Return the figures of the recordings and calls. Costs microseconds, and no sync."""
         recordings, counts = self._table.figures(), self._table.counts
-        replays = sum(info.replays for info in recordings) + self._signatures.past_launches()
+        replays = sum(r.replays for r in recordings) + self._signatures.past_launches()
         figures: dict[str, Any] = {**vars(counts), "eager_reasons": dict(counts.eager_reasons)}
         del figures["reason"]
         return GraphStats(tuple(recordings), replays=replays, **figures)

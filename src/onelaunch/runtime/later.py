@@ -23,10 +23,10 @@ from onelaunch.call.tree import Flat, flatten, unflatten
 from onelaunch.driver.distance import close
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.replay.call_path import MISS, Miss
-from onelaunch.runtime.attempt import Attempt
+from onelaunch.runtime.candidate import Candidate
 from onelaunch.runtime.graphed import Graphed
 from onelaunch.runtime.options import Options
-from onelaunch.runtime.table import Entry
+from onelaunch.runtime.table import TableEntry
 from onelaunch.runtime.worker import Footprint, Unmoved, Worker, capturing, copied
 
 P = ParamSpec("P")
@@ -59,13 +59,13 @@ class CompilesLater(Graphed[P, R]):
         result = self._replayed(args, kwargs)
         return self._miss(args, kwargs) if result is MISS else result
 
-    def _replay_new(self, entry: Entry, attempt: Attempt) -> R | Miss:
+    def _replay_new(self, entry: TableEntry, candidate: Candidate) -> R | Miss:
         """See `Graphed._replay_new`. A recording that stays is to be compiled."""
-        example = copied(self._signatures.flat(attempt.args, attempt.kwargs), attempt.driver)
-        before = Footprint(self, attempt.flat, attempt.device)
-        result = super()._replay_new(entry, attempt)
+        example = copied(self._signatures.flat(candidate.args, candidate.kwargs), candidate.driver)
+        before = Footprint(self, candidate.flat, candidate.device)
+        result = super()._replay_new(entry, candidate)
         if entry in self._table.entries:
-            self._want(entry, example, attempt.flat, before.none())
+            self._want(entry, example, candidate.flat, before.none())
         return result
 
     def capture(self, *args: P.args, **kwargs: P.kwargs) -> None:
@@ -85,7 +85,7 @@ class CompilesLater(Graphed[P, R]):
             if id(entry) not in earlier:
                 self._want(entry, example, flat, free and not entry.captured.has_effects())
 
-    def _want(self, entry: Entry, example: Flat | None, flat: Flat, free: bool) -> None:
+    def _want(self, entry: TableEntry, example: Flat | None, flat: Flat, free: bool) -> None:
         """Have a recording compiled. `example`: a copy of the call `flat`. `free`: whether its call
         changes nothing that other threads could notice."""
         if self._tried[entry.spec] >= _MOST_ATTEMPTS:
@@ -117,7 +117,7 @@ class CompilesLater(Graphed[P, R]):
                 compiled.capture(*args, **kwargs)
                 result, entry = _replayed(compiled, args, kwargs)
                 begin_run()
-                agrees = _agree(result, fn(*args, **kwargs))
+                agrees = _results_agree(result, fn(*args, **kwargs))
         except Exception as error:  # noqa: BLE001  a compiler's; the recording that works stays
             let_go(error)
             line = str(error).partition("\n")[0][:200]
@@ -137,7 +137,7 @@ class CompilesLater(Graphed[P, R]):
         with driver.exclusive():
             self._take_over(entry, spec)
 
-    def _take_over(self, new: Entry, spec: CallSpec) -> None:
+    def _take_over(self, new: TableEntry, spec: CallSpec) -> None:
         """Put a compiled recording in the place of eager's."""
         table = self._compiled._table
         if new not in table.entries:  # `reset` meanwhile
@@ -145,8 +145,8 @@ class CompilesLater(Graphed[P, R]):
         with table.lock:
             table.keep(entry for entry in table.entries if entry is not new)
         earlier = [entry for entry in self._table.entries if entry.spec == spec]
-        new.signature = earlier[0].signature if earlier else self._signatures.state(spec)
-        new.member.forget = weakref.WeakMethod(self._table.evicted)
+        new.status = earlier[0].status if earlier else self._signatures.status(spec)
+        new.pool_member.forget = weakref.WeakMethod(self._table.evicted)
         self._table.counts.captured(new.captured.facts.seconds)
         self._table.add(new)
         for entry in earlier:
@@ -179,7 +179,7 @@ def _next_of(this: weakref.ref[CompilesLater[..., Any]]) -> Callable[[], None] |
 
 def _replayed(
     graphed: Graphed[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, Entry | None]:
+) -> tuple[Any, TableEntry | None]:
     """Replay a call, and return its result with the recording; None if none fits."""
     for _ in range(_TRIES):
         refresh_mode_flag()  # modes that other threads are in leave it wrong now and then
@@ -191,7 +191,7 @@ def _replayed(
     return MISS, None
 
 
-def _agree(result: Any, expected: Any) -> bool:
+def _results_agree(result: Any, expected: Any) -> bool:
     """Return whether two results agree, but for the rounding of other kernels."""
     mine, theirs = flatten(result), flatten(expected)
     if mine.tree != theirs.tree:

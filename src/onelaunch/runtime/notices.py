@@ -14,7 +14,7 @@ from onelaunch.runtime.why import varying_sizes
 from onelaunch.source import levels_to_user, user_line
 
 if TYPE_CHECKING:
-    from onelaunch.runtime.attempt import Attempt, Call
+    from onelaunch.runtime.candidate import Call, Candidate
 
 _EAGER = frozenset({"OL301", "OL302", "OL303", "OL304", "OL305", "OL307", "OL311"})
 
@@ -72,9 +72,8 @@ class Unserved:
         self._row = self._last = 0
 
     def is_unrecordable(self, call: Call) -> bool:
-        """Return whether a call runs inline. It does in another capture, and under hooks that pack
-        saved tensors. It does for tensors beyond plain memory: a subclass, sparse, quantized, a
-        dual number."""
+        """Return whether a call cannot be recorded: in another capture, under hooks that pack saved
+        tensors, or for tensors that are no plain memory."""
         if call.driver.capturing():
             return True
         if packing():
@@ -88,12 +87,11 @@ class Unserved:
                 return True
         return False
 
-    def note_warmup(self, attempt: Attempt, specs: Collection[CallSpec]) -> None:
-        """Note a warm-up, which counts if it is the first of its signature. `specs`: all
-        signatures."""
-        if attempt.signature.warmups > 1 or not self._is_due():
+    def note_warmup(self, candidate: Candidate, specs: Collection[CallSpec]) -> None:
+        """Note a warm-up. It counts if it is its signature's first. `specs`: all signatures."""
+        if candidate.status.warmups > 1 or not self._is_due():
             return
-        varied = varying_sizes(specs, attempt.spec, attempt.flat.paths)
+        varied = varying_sizes(specs, candidate.spec, candidate.flat.paths)
         if varied is None:
             self._warn("OL302", "each has other arguments than all before it", REMADE)
         else:

@@ -19,8 +19,7 @@ _WAIT = 8 * _COST
 """The eager calls between two captures, so that captures take an eighth of the time."""
 _PAYS = 8  # the calls that a recording has to serve, besides its own, to pay
 DROPPED, UNUSED, FEW = 8, 4, 1
-"""The weights of a recording that did not pay: it was dropped at once; it served no other call; it
-served a few."""
+"""The weights of a recording that did not pay: dropped at once; used once; used a few times."""
 _MOST_WEIGHT = 32  # the most weight of recordings in a row that did not pay
 _MOST_DOUBLED = 7
 """The most times that the wait for the next recording doubles, as it did not pay again."""
@@ -82,7 +81,7 @@ class Worth(EagerTurns):
         """Do not judge the newest recording: it went for want of room, or is still in use."""
         self._unused = None
 
-    def spent(self, launched: int) -> bool:
+    def gives_up(self, launched: int) -> bool:
         """Judge the newest recording, as another is needed. Return True if too many in a row did
         not pay: the next calls run eagerly."""
         if self._unused is None:
@@ -140,7 +139,7 @@ class History:
         self.launches = launches
 
 
-def alike(spec: CallSpec) -> CallSpec:
+def without_objects(spec: CallSpec) -> CallSpec:
     """Return the signature of all calls that differ in objects of the same classes alone."""
     return replace(spec, tree=mapped(spec.tree, _class))
 

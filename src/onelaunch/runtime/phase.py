@@ -15,7 +15,7 @@ from onelaunch.call.spec import CallSpec
 from onelaunch.capture import distributed
 from onelaunch.capture.callee import Callee
 from onelaunch.errors import CaptureError
-from onelaunch.runtime.attempt import UNPADDED, Attempt, Call, OneWarmup, SignatureState
+from onelaunch.runtime.candidate import UNPADDED, Call, Candidate, OneWarmup, SignatureStatus
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.ranks import NotAllReady, Ranks
 from onelaunch.runtime.signature import Signatures, opaque, spec_of
@@ -37,8 +37,8 @@ from onelaunch.watch.operations import HigherOrder
 _SIGNATURES_A_RECORDING = 4  # the signatures that are remembered, as a multiple of `max_recordings`
 
 
-class Unrecorded(NamedTuple):
-    """A call that runs as it is, with a warning if there is a code. `reason`: the code of an
+class RunsEagerly(NamedTuple):
+    """A call that runs eagerly, with a warning if there is a code. `reason`: the code of an
     earlier warning, or a word, for the counts of calls without a code."""
 
     code: str = ""
@@ -51,23 +51,23 @@ class Unrecorded(NamedTuple):
 class Refused(NamedTuple):
     """A signature that cannot be captured."""
 
-    signature: SignatureState
+    status: SignatureStatus
     error: CaptureError
 
 
 class Warming(NamedTuple):
     """A signature that needs more warm-up calls."""
 
-    attempt: Attempt
+    candidate: Candidate
 
 
 class Ready(NamedTuple):
     """A signature that is to be captured."""
 
-    attempt: Attempt
+    candidate: Candidate
 
 
-Phase = Unrecorded | Refused | Warming | Ready
+Phase = RunsEagerly | Refused | Warming | Ready
 
 
 @dataclass(slots=True, eq=False)
@@ -90,24 +90,24 @@ class Phases:
             return phase
         error = None
         match phase:
-            case Unrecorded(code, _, _, _, reason):
+            case RunsEagerly(code, _, _, _, reason):
                 self._ranks.runs_eagerly(code or reason)
                 return phase
             case Warming():
                 self._ranks.warms_up()
                 return phase
-            case Ready(attempt):
-                signature = attempt.signature
-                if not self._warmup.foresees_capture(attempt):
+            case Ready(candidate):
+                status = candidate.status
+                if not self._warmup.foresees_capture(candidate):
                     self._ranks.warms_up()  # a rehearsal runs collectives, so the call itself
-                    return Warming(attempt)
-            case Refused(signature, error):
+                    return Warming(candidate)
+            case Refused(status, error):
                 pass
         try:
             refused = self._ranks.meet(error)
         except NotAllReady:
-            return Unrecorded()
-        return phase if refused is None else Refused(signature, refused)
+            return RunsEagerly()
+        return phase if refused is None else Refused(status, refused)
 
     def _of_this_process(self, call: Call) -> Phase:
         """Choose the phase of a call, and update its signature. The signature is made, its backoff
@@ -115,74 +115,74 @@ class Phases:
         flat, driver, entries = call.flat, call.driver, self._table.entries
         incomparable = opaque(flat)
         if incomparable is not None:
-            return Unrecorded("OL302", f"{incomparable}: runs eagerly")
-        noted = self._signature(call)
-        if isinstance(noted, Unrecorded):
+            return RunsEagerly("OL302", f"{incomparable}: runs eagerly")
+        noted = self._spec_and_status(call)
+        if isinstance(noted, RunsEagerly):
             return noted
-        spec, signature = noted
+        spec, status = noted
         reached = self._callee.reached(flat)
-        signature = signature.part(self._callee.training, reached)
-        history = signature.history
+        status = status.for_case(self._callee.training, reached)
+        history = status.history
         waits = history.take_turn()
-        if reason := signature.refusal.code or waits:
-            return Unrecorded(reason=reason)
+        if reason := status.refusal.code or waits:
+            return RunsEagerly(reason=reason)
         if distributed.is_unsharded(reached.values):
-            return Unrecorded()
-        alike = [entry for entry in entries if entry.spec == spec]
-        if self._signatures.replacements.note(driver, alike, self._callee):
-            signature.warmups = signature.enough_warmups(self._options.enough_warmups) - 1
-        self._table.drop_stale(spec, signature)  # recordings whose parameters moved: recorded anew
+            return RunsEagerly()
+        of_signature = [entry for entry in entries if entry.spec == spec]
+        if self._signatures.replacements.note(driver, of_signature, self._callee):
+            status.warmups = status.enough_warmups(self._options.enough_warmups) - 1
+        self._table.drop_stale(spec, status)  # recordings whose parameters moved: recorded anew
         moving = refuse_moving(self._name, self._table.entries, spec, self._callee.codes)
-        refused = self._refusal(signature, reached) or moving
+        refused = self._refusal(status, reached) or moving
         if refused is not None:
-            return Refused(signature, refused)
+            return Refused(status, refused)
         waiting = in_flight(self._table.entries, spec)
         if waiting >= self._options.max_in_flight:
-            return Unrecorded("OL305", still_waiting(self._name, waiting))
-        if signature.one_warmup is OneWarmup.UNASKED and self._is_settled(spec, call):
-            signature.one_warmup = OneWarmup.ENOUGH
-        attempt = Attempt(*call, spec, signature, reached)
-        enough = signature.enough_warmups(self._options.enough_warmups)
-        cold = signature.warmups < enough and not waiting
-        if cold or get_ident() not in signature.threads:
-            return Warming(attempt)
+            return RunsEagerly("OL305", still_waiting(self._name, waiting))
+        if status.one_warmup is OneWarmup.UNASKED and self._is_settled(spec, call):
+            status.one_warmup = OneWarmup.ENOUGH
+        candidate = Candidate(*call, spec, status, reached)
+        enough = status.enough_warmups(self._options.enough_warmups)
+        cold = status.warmups < enough and not waiting
+        if cold or get_ident() not in status.threads:
+            return Warming(candidate)
         entries = self._table.entries
         if len(entries) >= self._options.max_recordings:
-            specs = self._signatures.states
-            return Unrecorded("OL301", *varying(self._name, entries, specs, spec, flat.tensors))
-        if signature.has_backward and self._table.others_run():
-            return Unrecorded()
+            specs = self._signatures.statuses
+            return RunsEagerly("OL301", *varying(self._name, entries, specs, spec, flat.tensors))
+        if status.has_backward and self._table.others_run():
+            return RunsEagerly()
         if waiting:
             history.worth.let_off()
-        if history.worth.spent(self._signatures.launched(history.worth, entries)):
+        if history.worth.gives_up(self._signatures.launched(history.worth, entries)):
             reason = history.why or why(entries, spec, flat.tensors)
             text = recorded_in_vain(self._name, history.worth.row, history.worth.used, reason)
-            return Unrecorded("OL301", text, KEEP_IN_PLACE, "state")
-        return Ready(attempt)
+            return RunsEagerly("OL301", text, KEEP_IN_PLACE, "state")
+        return Ready(candidate)
 
-    def _signature(self, call: Call) -> tuple[CallSpec, SignatureState] | Unrecorded:
-        """Return the signature of a call, made if it is new."""
+    def _spec_and_status(self, call: Call) -> tuple[CallSpec, SignatureStatus] | RunsEagerly:
+        """Return the signature of a call and its status, made if it is new."""
         signatures, entries = self._signatures, self._table.entries
         flat, strategy, spec = call.flat, call.strategy, spec_of(call)
-        signature = signatures.states.get(spec)
-        if signature is None and strategy is UNPADDED and not self._callee.is_compiled(call.driver):
+        status = signatures.statuses.get(spec)
+        if status is None and strategy is UNPADDED and not self._callee.is_compiled(call.driver):
             exact, spec = spec, signatures.varied.spec(spec, entries)
-            signature = signatures.states.get(spec)
+            status = signatures.statuses.get(spec)
             if spec is not exact:  # noted as one of many, in case its numbers cannot be followed
-                signatures.note_new(exact, flat, SignatureState(warmups=1), followed=True)
-        if signature is not None:
-            return spec, signature
-        alike = strategy.alike(entries)
-        if self._options.on_mismatch == "raise" and alike:
-            raise mismatch(self._name, alike[0], spec)
-        if len(signatures.states) >= _SIGNATURES_A_RECORDING * self._options.max_recordings:
-            return Unrecorded("OL301", *varying(self._name, entries, signatures.states, spec))
+                signatures.note_new(exact, flat, SignatureStatus(warmups=1), followed=True)
+        if status is not None:
+            return spec, status
+        mismatching = strategy.mismatching(entries)
+        if self._options.on_mismatch == "raise" and mismatching:
+            raise mismatch(self._name, mismatching[0], spec)
+        if len(signatures.statuses) >= _SIGNATURES_A_RECORDING * self._options.max_recordings:
+            return RunsEagerly("OL301", *varying(self._name, entries, signatures.statuses, spec))
         signatures.drop_unreachable({entry.spec for entry in entries})
-        signature = signatures.state(spec)
-        signatures.varied.note(spec, signature)
+        status = signatures.status(spec)
+        signatures.varied.note(spec, status)
         if not numbers_read(spec.tree):
-            signatures.note_new(spec, flat, signature)
-        return spec, signature
+            signatures.note_new(spec, flat, status)
+        return spec, status
 
     def _is_settled(self, spec: CallSpec, call: Call) -> bool:
         """Return whether a bucket of other sizes is recorded for such calls and the present state.
@@ -196,20 +196,20 @@ class Phases:
         others = (e for e in self._table.entries if e.spec != spec)
         return any(e.spec.without_sizes() == same and e.captured.guard.check() for e in others)
 
-    def _refusal(self, signature: SignatureState, reached: ReachableState) -> CaptureError | None:
+    def _refusal(self, status: SignatureStatus, reached: ReachableState) -> CaptureError | None:
         """Return the known refusal of a signature before any capture, or None."""
-        if signature.warmups == 0 and not self._table.entries:  # modules of several processes
+        if status.warmups == 0 and not self._table.entries:  # modules of several processes
             values = distributed.sharded_values(reached.values)
-            signature.least = distributed.least_warmup(values)
+            status.least = distributed.least_warmup(values)
             refused = distributed.refused_step(values)
             if refused is not None:
                 return refused
-        if signature.refusal.error is not None:
-            return copy.copy(signature.refusal.error)
+        if status.refusal.error is not None:
+            return copy.copy(status.refusal.error)
         reads = self._callee.reads
         if reads is not None and reads.takes_functions is not None:
             return HigherOrder(reads.takes_functions)
-        options = signature.history.options
+        options = status.history.options
         moving = None if options is None else options.restless(self._callee.codes)
         if moving is not None and moving.where is None:
             place = line_of(self._callee.fn, r"\.step\(")

@@ -32,14 +32,14 @@ T = TypeVar("T")
 
 
 @dataclass(eq=False)
-class Member:
-    """A recording as its pool sees it. Its table holds it; the pool refers to it weakly."""
+class PoolMember:
+    """The memory of a recording in its pool, which refers to it weakly."""
 
-    part: DevicePool
+    device_pool: DevicePool
     graph: Graph
-    used: list[int]  # launches so far, and the time of the last one by the pool's clock
+    launches: list[int]  # their number, and the time of the last one by the pool's clock
     kept_bytes: int  # bytes of the pool that it keeps for itself
-    forget: weakref.WeakMethod[Callable[[Member], None]]
+    forget: weakref.WeakMethod[Callable[[PoolMember], None]]
     """Takes the recording off its owner's table, so that nothing refers to its memory."""
     busy: Callable[[], bool] = bool
     """Returns whether something still needs the results of the last launch; then it stays."""
@@ -104,14 +104,13 @@ class Pool:
 @dataclass(slots=True, eq=False)
 class PoolRoom:
     """Room in a pool for one recording; see `PoolManager.lease`. `again`: True if a second capture
-    may fit where the first does not. Keeping the limit evicts other recordings and the gaps
-    between."""
+    may fit where the first does not. Keeping the limit evicts other recordings and gaps."""
 
     pool: PoolManager
     has_room: bool  # True while a capture may fit
     again: bool
 
-    def keep(self, member: Member) -> bool:
+    def keep(self, member: PoolMember) -> bool:
         """Put a new recording into the pool, and evict others to keep its limit. Return False if it
         does not fit: then it is freed."""
         if self.pool.keep_within():
@@ -135,7 +134,7 @@ class PoolManager:
             self.clock = itertools.count(1).__next__
         self._pools: dict[torch.device, DevicePool] = {}
         self._separate: weakref.WeakSet[DevicePool] = weakref.WeakSet()
-        self._members: weakref.WeakSet[Member] = weakref.WeakSet()
+        self._members: weakref.WeakSet[PoolMember] = weakref.WeakSet()
         self._users: weakref.WeakSet[Graphed[..., Any]] = weakref.WeakSet()
         self._evicts = True
         self._lock = threading.Lock()  # the lock of the sets, held for nothing else
@@ -221,7 +220,7 @@ class PoolManager:
             self.keep_within()  # the memory that it took goes back with the pool's last recording
             raise
 
-    def free(self, member: Member) -> None:
+    def free(self, member: PoolMember) -> None:
         """Free a recording. A thread that is about to launch it tries the next recording."""
         with self._lock:
             self._members.discard(member)
@@ -232,18 +231,18 @@ class PoolManager:
         assert self.max_bytes is not None
         return need_bytes <= self.max_bytes and any(m.busy() for m in self._by_age())
 
-    def add(self, member: Member) -> None:
+    def add(self, member: PoolMember) -> None:
         if self.clock is not None:
-            member.used[1] = self.clock()  # a capture ahead is a use
+            member.launches[1] = self.clock()  # a capture ahead is a use
         with self._lock:
             self._members.add(member)
 
-    def _by_age(self, part: DevicePool | None = None) -> list[Member]:
+    def _by_age(self, part: DevicePool | None = None) -> list[PoolMember]:
         """Return the recordings, the least recently used first."""
         with self._lock:
             members = list(self._members)
-        chosen = [m for m in members if part is None or m.part is part]
-        return sorted(chosen, key=lambda m: m.used[1])
+        chosen = [m for m in members if part is None or m.device_pool is part]
+        return sorted(chosen, key=lambda m: m.launches[1])
 
     def _make_room(self, driver: Driver, device: torch.device, need_bytes: int) -> bool:
         """Evict until the need fits into free memory of the pool and its remaining limit. Return
@@ -257,17 +256,17 @@ class PoolManager:
 
         def fits() -> bool:
             reserved = sum(p.memory_bytes for p in self._parts() if p is not part)
-            own = self._by_age(part)
-            shared = part.memory_bytes if own else 0
-            kept = sum(m.kept_bytes for m in own)
-            return reserved + max(shared, kept + need_bytes) <= most
+            members = self._by_age(part)
+            shared = part.memory_bytes if members else 0
+            kept_bytes = sum(m.kept_bytes for m in members)
+            return reserved + max(shared, kept_bytes + need_bytes) <= most
 
         return self._evict_until(fits)
 
     def _evict_until(self, fits: Callable[[], bool], without: DevicePool | None = None) -> bool:
         """Evict recordings, the least recently used first; return False if none is left."""
         while not fits():
-            members = (m for m in self._by_age() if m.part is not without)
+            members = (m for m in self._by_age() if m.device_pool is not without)
             oldest = next((m for m in members if not m.busy()), None)
             if oldest is None or not self._evicts:
                 return False

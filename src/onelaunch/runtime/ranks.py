@@ -21,17 +21,13 @@ from typing import Any
 
 import torch
 
-from onelaunch.capture.checks import BackwardInside
-from onelaunch.capture.compilation import CompiledInCapture
 from onelaunch.capture.distributed import initialized
-from onelaunch.capture.numbers import Unfollowed
-from onelaunch.capture.recording import NeedsGrad
 from onelaunch.driver.aten import group_of, operator
-from onelaunch.errors import CaptureError
+from onelaunch.errors import CaptureError, CaptureSignal
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.signature import Signatures
 from onelaunch.runtime.stats import DEFERRED
-from onelaunch.runtime.table import Entry, Table
+from onelaunch.runtime.table import Table, TableEntry
 from onelaunch.source import code_of, user_frame, user_line
 from onelaunch.unwinding import DispatchMode
 
@@ -48,13 +44,13 @@ _AHEAD = 60.0  # seconds that it has to come to a capture ahead of calls
 _CAPTURE = 300.0  # seconds that it has for its capture
 _MISSED = 3  # the calls in a row to which a process does not come, until the others give up
 _MISSING = "it does not record this call: it replays, or does not come here"
-_CAUGHT = (CaptureError, NeedsGrad, BackwardInside, Unfollowed, CompiledInCapture)
+_CAUGHT = (CaptureError, CaptureSignal)
 """The exceptions of a capture after which the call goes on, as far as `on_refusal` lets it."""
 _numbers: Counter[str] = Counter()
 """The callables of each name and line that were found to run collectives, in the order of these."""
 
 
-class Elsewhere(CaptureError):
+class RefusedByOtherRank(CaptureError):
     """The refusal of a call that another process cannot record. `raises`: whether that process
     raises, so that this one has to; otherwise it runs eagerly."""
 
@@ -103,7 +99,7 @@ class Ranks:
 
     def raises(self, error: CaptureError) -> bool:
         """Return whether the refusal of a call is raised, and count it."""
-        raised = error.raises if isinstance(error, Elsewhere) else self._raises
+        raised = error.raises if isinstance(error, RefusedByOtherRank) else self._raises
         self._raised += raised
         return raised
 
@@ -163,49 +159,51 @@ class Ranks:
         self._at = str(self._posted)
         last = [self._place(str(self._posted - 1), rank) for rank in self._members]
         seconds = _SOON if self._recorded and not _store().check(last) else _LATE
-        own = self._verdict("ready") if error is None else self._refusal(error)
-        decision = self._decided(self._at, own, seconds)
+        verdict = self._verdict("ready") if error is None else self._refusal(error)
+        decision = self._decided(self._at, verdict, seconds)
         if decision["say"] == "later":
             raise NotAllReady
         if decision["say"] == "ready":
             return None
         if error is None:
-            return Elsewhere(decision["refusals"])
+            return RefusedByOtherRank(decision["refusals"])
         # The others replay, and wait in a collective: this process runs eagerly.
-        return Elsewhere([own | {"raises": False}]) if decision["missing"] else error
+        return RefusedByOtherRank([verdict | {"raises": False}]) if decision["missing"] else error
 
     def record(
-        self, make: Callable[[], Entry | None], free: Callable[[Entry], None]
-    ) -> Entry | None:
+        self, make: Callable[[], TableEntry | None], free: Callable[[TableEntry], None]
+    ) -> TableEntry | None:
         """Return a recording if all processes have one, or None if there is no room for it. `free`:
-        frees one that other processes lack. Raises `Elsewhere`: another process cannot record it;
-        `NotAllReady`: it cannot yet."""
+        frees one that other processes lack. Raises `RefusedByOtherRank` if another process cannot
+        record it, `NotAllReady` if it cannot yet."""
         if not self.several or not self._at:  # a run ahead without collectives
             return make()
         self._at = at = f"{self._at}/made"
         try:
             entry = make()
         except Exception as error:
-            own = self._failure(error)
-            self._give_way(at, own)
+            verdict = self._failure(error)
+            self._give_way(at, verdict)
             self._raised += not (isinstance(error, _CAUGHT) or at.startswith("ahead"))
             raise
         except BaseException:
             self._tell(at, self._verdict("no", "it was interrupted", raises=True))
             raise
         if entry is None:
-            own = self._verdict("no", "[OL304] its pool has no room for the recording")
-            self._give_way(at, own)
+            verdict = self._verdict("no", "[OL304] its pool has no room for the recording")
+            self._give_way(at, verdict)
             return None
         say = "unsettled" if entry.ran_differently else "ready"
         decision = self._decided(at, self._verdict(say), _CAPTURE)
         if decision["say"] in ("ready", "unsettled"):
             self._recorded = True
-            entry.unsettled_elsewhere = decision["say"] == "unsettled"
+            entry.unsettled_on_other_rank = decision["say"] == "unsettled"
             return entry
         entry.undo()
         free(entry)
-        raise NotAllReady if decision["say"] == "later" else Elsewhere(decision["refusals"])
+        if decision["say"] == "later":
+            raise NotAllReady
+        raise RefusedByOtherRank(decision["refusals"])
 
     def _failure(self, error: Exception) -> Verdict:
         """Return the verdict of this process, whose capture raised."""
@@ -217,19 +215,19 @@ class Ranks:
         what = f"{type(error).__name__}: {error}"
         return self._verdict("no", what, str(place) if place else None, raises=True)
 
-    def _give_way(self, at: str, own: Verdict) -> None:
+    def _give_way(self, at: str, verdict: Verdict) -> None:
         """Tell that this process has no recording. Raise where another process raises: it does not
         come to the collectives of this call."""
-        decision = self._decided(at, own, _CAPTURE)
-        if not own["raises"] and any(refusal["raises"] for refusal in decision["refusals"]):
-            raise Elsewhere(decision["refusals"]) from None
+        decision = self._decided(at, verdict, _CAPTURE)
+        if not verdict["raises"] and any(refusal["raises"] for refusal in decision["refusals"]):
+            raise RefusedByOtherRank(decision["refusals"]) from None
 
     def _meet_ahead(self, group: Any) -> None:
         self._join([group])
         self._at, self._ahead = f"ahead{self._ahead}", self._ahead + 1
         decision = self._decided(self._at, self._verdict("ready"), _AHEAD)
         if decision["say"] != "ready":
-            raise Elsewhere(decision["refusals"])
+            raise RefusedByOtherRank(decision["refusals"])
 
     # The store.
 
@@ -260,9 +258,9 @@ class Ranks:
     def _place(self, at: str, rank: int) -> str:
         return f"{self._key}/{at}/{rank}"
 
-    def _decided(self, at: str, own: Verdict, seconds: float) -> Verdict:
+    def _decided(self, at: str, verdict: Verdict, seconds: float) -> Verdict:
         """Tell this process's verdict, and return the decision of all."""
-        self._tell(at, own)
+        self._tell(at, verdict)
         store, until = _store(), time.monotonic() + seconds
         members, verdicts = {*self._members}, dict[int, Verdict]()
         # A member may share other groups with processes that this one does not know.

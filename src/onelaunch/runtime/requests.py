@@ -29,8 +29,8 @@ from onelaunch.capture.io_plan import Held, HeldView, HostConstant, Memory
 from onelaunch.capture.recording import CapturedCall, Writes
 from onelaunch.driver.protocol import Travel
 from onelaunch.replay.call_path import CallPath, build_call
-from onelaunch.runtime.attempt import Call
-from onelaunch.runtime.table import Entry
+from onelaunch.runtime.candidate import Call
+from onelaunch.runtime.table import TableEntry
 from onelaunch.state.counterparts import Counterparts, Unlike
 
 
@@ -109,7 +109,7 @@ def memory_uses(tensors: Sequence[Tensor]) -> dict[int, int]:
 
 
 def shares(
-    before: Mapping[int, int], tensors: Sequence[Tensor], entries: Sequence[Entry]
+    before: Mapping[int, int], tensors: Sequence[Tensor], entries: Sequence[TableEntry]
 ) -> dict[int, int]:
     """Return id of a tensor -> number of references of a new recording to its memory. Memory is
     left out if anything but its tensor and recordings refers to it. `before`: the uses of the
@@ -138,7 +138,7 @@ def _uses(t: Tensor) -> int:
     return _C._storage_Use_Count(storage._cdata) + sys.getrefcount(storage)
 
 
-def _own_uses(t: Tensor, entries: Sequence[Entry]) -> int:
+def _own_uses(t: Tensor, entries: Sequence[TableEntry]) -> int:
     """Return the uses of a tensor's memory by the tensor itself and by recordings."""
     return _alone(t.device) + sum(e.shares.get(id(t), 0) for e in entries)
 
@@ -149,25 +149,25 @@ def _alone(device: torch.device) -> int:
     return _uses(torch.empty(1, device=device))
 
 
-class Taken(NamedTuple):
-    """The recordings that a new request takes over. `entries`: id of a recording in the table ->
+class Takeover(NamedTuple):
+    """The recordings that a new request takes over. `successors`: id of a recording in the table ->
     the recording that takes its place."""
 
-    entries: dict[int, Entry]
-    spent: list[Entry]  # recordings that fit no call any more
+    successors: dict[int, TableEntry]
+    outdated: list[TableEntry]  # recordings that fit no call any more
     objects: list[object]  # the objects whose place was taken; none if nothing was taken over
 
 
 def take_over(
-    call: Call, entries: Sequence[Entry], spec: CallSpec, displaced: Objects, name: str
-) -> Taken:
+    call: Call, entries: Sequence[TableEntry], spec: CallSpec, displaced: Objects, name: str
+) -> Takeover:
     """Give recordings of other requests to a call of a new signature. The new objects take the
     places of the former ones in the conditions of each recording. A recording fits the calls that
     pass its whole guard. It stays if anything in its guard is gone for good. `entries`: the
     recordings; the last is the oldest. `displaced`: objects that take no recordings over."""
-    spent: list[Entry] = []
+    outdated: list[TableEntry] = []
     if any(value in displaced for value in requests_in(spec.tree)):
-        return Taken({}, spent, [])
+        return Takeover({}, outdated, [])
     tried: list[CallSpec] = []
     for entry in reversed(entries):
         if entry.spec in tried:
@@ -178,7 +178,7 @@ def take_over(
         if not pairs or not all(_is_transferable(e.captured) for e in group):
             continue
         gone = [e for e in group if e.captured.guard.moved() is not None]
-        spent += gone
+        outdated += gone
         group = [e for e in group if e not in gone]
         try:
             parts = Counterparts(pairs)
@@ -191,24 +191,24 @@ def take_over(
         places = _exchanged(group, entries, parts)
         if not made or places is None:
             continue
-        with ExitStack() as held:
+        with ExitStack() as locks:
             for e in group:
-                held.enter_context(e.lock)
+                locks.enter_context(e.lock)
             # Launches on other streams may still use this memory.
             call.driver.synchronize(call.device)
             exchange(places)
-        taken: dict[int, Entry] = {}
+        successors: dict[int, TableEntry] = {}
         for old, captured in made:
             captured.writes = _transferred_writes(captured.writes, parts, homes, storage)
             path = locked(build_call(captured, spec, name), old.lock)
             own = {id(new): old.shares[id(t)] for t, new in parts.tensors() if id(t) in old.shares}
-            info = replace(old.info, spec=spec)
-            taken[id(old)] = replace(
-                old, call=path, spec=spec, captured=captured, info=info, shares=own
+            figures = replace(old.figures_at_capture, spec=spec)
+            successors[id(old)] = replace(
+                old, call=path, spec=spec, captured=captured, figures_at_capture=figures, shares=own
             )
-        spent += [e for e in group if id(e) not in taken]
-        return Taken(taken, spent, [old for old, _ in pairs])
-    return Taken({}, spent, [])
+        outdated += [e for e in group if id(e) not in successors]
+        return Takeover(successors, outdated, [old for old, _ in pairs])
+    return Takeover({}, outdated, [])
 
 
 def _pairs(old: CallSpec, new: CallSpec) -> Pairs | None:
@@ -236,7 +236,7 @@ def _alike(old: Tree, new: Tree, pairs: Pairs) -> bool:
 
 
 def _exchanged(
-    group: Sequence[Entry], entries: Sequence[Entry], parts: Counterparts
+    group: Sequence[TableEntry], entries: Sequence[TableEntry], parts: Counterparts
 ) -> list[tuple[Tensor, Tensor]] | None:
     """Return the tensors that change places in memory; None if something else refers to it."""
     address = {id(t): at for e in group for t, at in e.captured.guard.places()}
@@ -262,10 +262,10 @@ def exchange(places: Sequence[tuple[Tensor, Tensor]]) -> None:
         with torch.inference_mode(is_inference), torch.no_grad():
             for old, new in group:
                 here, there = old.detach(), new.detach()
-                kept = new.clone()
+                contents = new.clone()
                 there.copy_(here)
                 old.data = there
-                here.copy_(kept)
+                here.copy_(contents)
                 new.data = here
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from onelaunch.call.spec import CallSpec
 from onelaunch.capture.callee import Callee
 from onelaunch.errors import ArgumentError, CaptureError, GraphWarning, describe_type, let_go
-from onelaunch.runtime.attempt import Call
 from onelaunch.runtime.batcher import Batcher
+from onelaunch.runtime.candidate import Call
 from onelaunch.runtime.metrics import Metrics
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
@@ -161,8 +161,8 @@ class Service:
             planned[spec] = RefusedCall(str(spec), error.code, error.what, error.where)
             # A call that makes lasting state (OL110) is captured once it has run.
             if self.options.on_refusal != "raise" and error.code != "OL110":
-                state, reached = self._signatures.state(spec), self._callee.reached(call.flat)
-                graphed._ungraphed(state.part(self._callee.training, reached), error)
+                status, reached = self._signatures.status(spec), self._callee.reached(call.flat)
+                graphed._stay_eager(status.for_case(self._callee.training, reached), error)
             return error
         planned[spec] = PendingCall(str(spec), _FREED)  # if it has no recording any more
         return None

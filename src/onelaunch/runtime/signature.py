@@ -15,10 +15,10 @@ from onelaunch.call.spec import CallSpec, TensorSpec
 from onelaunch.call.tree import Flat, call_constants, first_places, flatten_call, is_code
 from onelaunch.driver.overlaps import Overlaps
 from onelaunch.errors import describe_type
-from onelaunch.runtime.attempt import Call, SignatureState
+from onelaunch.runtime.candidate import Call, SignatureStatus
 from onelaunch.runtime.changing import ChangingArgument, note_newest
 from onelaunch.runtime.notices import Notices
-from onelaunch.runtime.patience import DROPPED, FEW, UNUSED, History, Worth, alike
+from onelaunch.runtime.patience import DROPPED, FEW, UNUSED, History, Worth, without_objects
 from onelaunch.runtime.readiness import PendingCall, RefusedCall
 from onelaunch.runtime.requests import Objects, is_request
 from onelaunch.runtime.varied import Replacements, VaryingNumbers
@@ -26,7 +26,7 @@ from onelaunch.runtime.varied import Replacements, VaryingNumbers
 if TYPE_CHECKING:
     from onelaunch.call.tree import Tree
     from onelaunch.capture.numbers import Unfollowed
-    from onelaunch.runtime.table import Entry
+    from onelaunch.runtime.table import TableEntry
 
 
 class Signatures:
@@ -34,11 +34,11 @@ class Signatures:
     `warm_up`, and why each has no recording if it has none."""
 
     def __init__(self, name: str, notices: Notices) -> None:
-        self.states: dict[CallSpec, SignatureState] = {}  # the state of each signature
+        self.statuses: dict[CallSpec, SignatureStatus] = {}  # what is known of each signature
         self.varied = VaryingNumbers()  # the numbers that the caller varies
         self.replacements = Replacements()
         self.planned: dict[CallSpec, PendingCall | RefusedCall] = {}
-        self.newest: list[tuple[CallSpec, SignatureState]] = []  # the newest, if each came once
+        self.newest: list[tuple[CallSpec, SignatureStatus]] = []  # the newest, if each came once
         self._seen = Objects()
         self._come_again: set[type] = set()
         self._takes_apart: dict[type, bool] = {}
@@ -48,29 +48,29 @@ class Signatures:
         self._notices = notices
 
     def clear(self) -> None:
-        self.states.clear()
+        self.statuses.clear()
         self._worths.clear()
         self.newest.clear()
         self.varied.clear()
         self.replacements.clear()
         self.planned.clear()
 
-    def state(self, spec: CallSpec) -> SignatureState:
-        """Return the state of a signature, made if it is new."""
-        if spec not in self.states:
-            worth = self._worths.setdefault(alike(spec), Worth())
-            self.states[spec] = SignatureState(history=History(worth))
-        return self.states[spec]
+    def status(self, spec: CallSpec) -> SignatureStatus:
+        """Return the status of a signature, made if it is new."""
+        if spec not in self.statuses:
+            worth = self._worths.setdefault(without_objects(spec), Worth())
+            self.statuses[spec] = SignatureStatus(history=History(worth))
+        return self.statuses[spec]
 
-    def launched(self, worth: Worth, entries: Iterable[Entry]) -> int:
+    def launched(self, worth: Worth, entries: Iterable[TableEntry]) -> int:
         """Return the launches of all recordings of similar calls, `entries` and dropped ones."""
-        alike = [state for state in self.states.values() if state.history.worth is worth]
-        here = [e for e in entries if e.signature.history.worth is worth]
-        return sum(s.past_launches() for s in alike) + sum(e.captured.launches[0] for e in here)
+        similar = [status for status in self.statuses.values() if status.history.worth is worth]
+        here = [e for e in entries if e.status.history.worth is worth]
+        return sum(s.past_launches() for s in similar) + sum(e.captured.launches[0] for e in here)
 
-    def note_served(self, entry: Entry, entries: Iterable[Entry]) -> None:
+    def note_served(self, entry: TableEntry, entries: Iterable[TableEntry]) -> None:
         """Note a new recording, beside `entries`, that has served its own call."""
-        worth = entry.signature.history.worth
+        worth = entry.status.history.worth
         captured = entry.captured
         # What differs from the run before it, or moves a number on, is refused after a few.
         dropped = entry.ran_differently and captured.compared.differs is None
@@ -80,20 +80,19 @@ class Signatures:
 
     def past_launches(self) -> int:
         """Return the launches of dropped recordings that no new recording continues yet."""
-        return sum(signature.past_launches() for signature in list(self.states.values()))
+        return sum(status.past_launches() for status in list(self.statuses.values()))
 
     def take_for_constants(self, spec: CallSpec, tree: Tree, error: Unfollowed) -> None:
         """Give each value of a number a recording: the callable branches on it."""
         self.varied.hold(spec, tree, error)
         if not error.only_this_call:  # each value gets a signature, in place of the one for all
-            del self.states[spec]
+            del self.statuses[spec]
 
     def drop_unreachable(self, recorded: Collection[CallSpec]) -> None:
         """Forget signatures that hold the last reference to an object of their calls. An example is
         the cache of a past request: no call can have such a signature again. Signatures with one
-        call stay, as `newest` compares them. `recorded`: the signatures that have recordings, which
-        stay as well."""
-        again = [spec for spec, state in self.states.items() if state.warmups > 1]
+        call stay, as `newest` compares them. `recorded`: signatures with recordings, which stay."""
+        again = [spec for spec, status in self.statuses.items() if status.warmups > 1]
         self._drop_dead([spec for spec in again if spec not in recorded])
 
     def _drop_dead(self, specs: Iterable[CallSpec]) -> set[type]:
@@ -102,14 +101,14 @@ class Signatures:
         dead: set[type] = set()
         for spec in specs:
             constants = [c for _, c in call_constants(spec.tree) if is_request(c)]
-            held = [(type(c.value), weakref.ref(c.value)) for c in constants]
+            objects = [(type(c.value), weakref.ref(c.value)) for c in constants]
             for constant in constants:
                 constant.value = None
-            for constant, (_, ref) in zip(constants, held, strict=True):
+            for constant, (_, ref) in zip(constants, objects, strict=True):
                 constant.value = ref()
-            gone = {kind for kind, ref in held if ref() is None}
+            gone = {kind for kind, ref in objects if ref() is None}
             if gone:
-                del self.states[spec]
+                del self.statuses[spec]
             dead |= gone
         return dead
 
@@ -125,7 +124,7 @@ class Signatures:
         return flatten_call(args, kwargs, self._takes_apart)
 
     def note_new(
-        self, spec: CallSpec, flat: Flat, signature: SignatureState, followed: bool = False
+        self, spec: CallSpec, flat: Flat, status: SignatureStatus, followed: bool = False
     ) -> None:
         """Note a new signature, and warn before the signatures are too many to capture. If each
         call brings another object, such objects are taken apart from now on. The warning is for
@@ -133,7 +132,7 @@ class Signatures:
         recordings follow its numbers, which are then no reason to warn."""
         if self._passed_once(spec):
             return
-        changing = note_newest(self.newest, spec, flat.paths, signature)
+        changing = note_newest(self.newest, spec, flat.paths, status)
         if changing is None or (followed and changing.kind == "number"):
             return
         kind = type(changing.newest)
@@ -148,7 +147,7 @@ class Signatures:
         of a loader are such objects. Return whether there is such a class."""
         kinds = {type(c.value) for _, c in call_constants(spec.tree) if is_request(c)}
         kinds -= self._come_again | self._takes_apart.keys()
-        once = [s for s, state in self.states.items() if s is not spec and state.warmups == 1]
+        once = [s for s, status in self.statuses.items() if s is not spec and status.warmups == 1]
         gone = self._drop_dead(once) & kinds if kinds else set[type]()
         self._takes_apart.update(dict.fromkeys(gone, True))
         if gone:

@@ -17,12 +17,12 @@ from onelaunch.call.tree import Constant, Tree
 from onelaunch.capture.callee import Callee
 from onelaunch.capture.numbers import NumbersToFollow, Unfollowed
 from onelaunch.driver.protocol import Driver
-from onelaunch.runtime.attempt import SignatureState
+from onelaunch.runtime.candidate import SignatureStatus
 from onelaunch.state.replaced import ReplacedSlot, replaced_alike
 from onelaunch.state.slots import Slot
 
 if TYPE_CHECKING:
-    from onelaunch.runtime.table import Entry
+    from onelaunch.runtime.table import TableEntry
 
 _MOST_RECORDINGS = 4  # the recordings of one signature that follow numbers
 _MOST_OWN = 64  # the calls of one signature that get a recording of their own nevertheless
@@ -36,9 +36,9 @@ class _Family:
     values: list[set[Constant]]  # for each number, its values, as far as they count
     constant: set[int] = field(default_factory=set)
     """The positions of numbers that no recording follows."""
-    own: set[tuple[Constant, ...]] = field(default_factory=set)
+    constant_calls: set[tuple[Constant, ...]] = field(default_factory=set)
     """Numbers of calls that get a recording of their own."""
-    signatures: list[SignatureState] = field(default_factory=list)  # of the first calls
+    statuses: list[SignatureStatus] = field(default_factory=list)  # of the first calls
 
 
 class VaryingNumbers:
@@ -52,7 +52,7 @@ class VaryingNumbers:
         self._families.clear()
         self._constant.clear()
 
-    def spec(self, spec: CallSpec, entries: Iterable[Entry]) -> CallSpec:
+    def spec(self, spec: CallSpec, entries: Iterable[TableEntry]) -> CallSpec:
         """Return the signature to use for a call whose own is new: numbers that vary are replaced
         by a placeholder for any number."""
         of_family = self._family(spec)
@@ -64,17 +64,17 @@ class VaryingNumbers:
                 seen.add(number)
         places = [i for i, seen in enumerate(family.values) if len(seen) > FEW]
         places = [i for i in places if i not in family.constant]
-        if tuple(numbers) in family.own:
+        if tuple(numbers) in family.constant_calls:
             return spec
-        if not places or any(state.has_backward for state in family.signatures):
+        if not places or any(status.has_backward for status in family.statuses):
             return spec
         read = replace(spec, tree=any_number(spec.tree, places))
         return spec if _many(entry for entry in entries if entry.spec == read) else read
 
-    def note(self, spec: CallSpec, signature: SignatureState) -> None:
-        found = self._family(spec)
-        if found is not None and len(found[1].signatures) <= FEW:
-            found[1].signatures.append(signature)
+    def note(self, spec: CallSpec, status: SignatureStatus) -> None:
+        of_family = self._family(spec)
+        if of_family is not None and len(of_family[1].statuses) <= FEW:
+            of_family[1].statuses.append(status)
 
     def hold(self, spec: CallSpec, tree: Tree, error: Unfollowed) -> None:
         """Take numbers that the callable branches on for constants: in all later calls, or with
@@ -83,10 +83,10 @@ class VaryingNumbers:
         assert of_family is not None
         if not error.only_this_call:
             of_family[1].constant.update(error.positions)
-        elif len(of_family[1].own) < _MOST_OWN:
-            of_family[1].own.add(tuple(numbers_in(tree)))
+        elif len(of_family[1].constant_calls) < _MOST_OWN:
+            of_family[1].constant_calls.add(tuple(numbers_in(tree)))
 
-    def following(self, spec: CallSpec, entries: Iterable[Entry]) -> NumbersToFollow:
+    def following(self, spec: CallSpec, entries: Iterable[TableEntry]) -> NumbersToFollow:
         """Return the numbers that a new recording of a signature should follow: each number that
         differs between two recordings, or that a recording follows already; and those that the
         callable itself changes."""
@@ -110,13 +110,13 @@ class VaryingNumbers:
         places = [slot for i, slot in again.items() if i not in self._constant | counted.keys()]
         return NumbersToFollow(tuple(numbers_read(spec.tree)), tuple(places), (*counted.values(),))
 
-    def covers(self, entry: Entry, other: Entry) -> bool:
+    def covers(self, entry: TableEntry, other: TableEntry) -> bool:
         """Return whether another recording differs only in numbers that this one follows."""
         followed = entry.captured.followed
         tree = any_number(other.spec.tree, followed.arguments)
-        alike = replace(other.spec, tree=tree) == entry.spec and other.captured.pair is None
+        same_rest = replace(other.spec, tree=tree) == entry.spec and other.captured.pair is None
         less = other.captured.followed.names() < followed.names()  # sets
-        if not alike or not less:
+        if not same_rest or not less:
             return False
         numbers = [numbers_in(other.spec.tree)[i] for i in followed.arguments]
         if numbers_read(other.spec.tree) or followed.serves(*(n.value for n in numbers)):
@@ -125,25 +125,23 @@ class VaryingNumbers:
         return False
 
     def note_recorded(self, expected: NumbersToFollow, followed: NumbersToFollow) -> None:
-        """Take numbers that a recording should have followed, and does not, for constants from now
-        on."""
+        """Take numbers that a recording should have followed for constants from now on."""
         self._constant.update({*expected.names()} - {*followed.names()})
 
     def _family(self, spec: CallSpec) -> tuple[list[Constant], _Family] | None:
         numbers = numbers_in(spec.tree)
         if not numbers:
             return None
-        alike = any_number(spec.tree, range(len(numbers))), spec.modes
-        family = self._families.get(alike)
+        key = any_number(spec.tree, range(len(numbers))), spec.modes
+        family = self._families.get(key)
         if family is None:
-            family = self._families[alike] = _Family([set() for _ in numbers])
+            family = self._families[key] = _Family([set() for _ in numbers])
         return numbers, family
 
 
-def _many(entries: Iterable[Entry]) -> bool:
+def _many(entries: Iterable[TableEntry]) -> bool:
     """Return whether `_MOST_RECORDINGS` recordings follow numbers, and none serves the present
-    ones. The callable then branches on them in ever more ways. The next recording takes them for
-    constants."""
+    ones. The callable then branches on them in ever more ways. The next holds them constant."""
     return (
         sum(bool(e.captured.followed.names()) and e.captured.guard.check() for e in entries)
         >= _MOST_RECORDINGS
@@ -152,11 +150,11 @@ def _many(entries: Iterable[Entry]) -> bool:
 
 def _may_follow(slot: Slot, value: object) -> bool:
     """Return whether a slot held a number, holds another of its type, and can hold a stand-in."""
-    held = isinstance(slot.holder, dict | list) and not isinstance(slot.owner, type)
+    in_container = isinstance(slot.holder, dict | list) and not isinstance(slot.owner, type)
     return (
         is_number(value)
         and type(slot.read()) is type(value)
-        and (slot.kind == "cell" or (slot.kind == "item" and held))
+        and (slot.kind == "cell" or (slot.kind == "item" and in_container))
     )
 
 
@@ -179,7 +177,7 @@ class Replacements:
         self._seen.clear()
         self._constant.clear()
 
-    def note(self, driver: Driver, entries: Iterable[Entry], callee: Callee) -> bool:
+    def note(self, driver: Driver, entries: Iterable[TableEntry], callee: Callee) -> bool:
         """Learn from the recordings that do not fit the present state. Return True if the next
         recording is to have further inputs. `callee`: forgets the reads of former contents, which
         are no state any more."""
@@ -193,16 +191,16 @@ class Replacements:
             for slot, value in captured.guard.changed():
                 # A memo that was empty, and is filled by the calls of a step.
                 was = {} if type(value) is dict and id(value) in empty else value
-                found = replaced_alike(slot, was, lambda t, w=written: driver.storage(t) in w)
-                if found is None or slot.id in self._constant:
+                replacement = replaced_alike(slot, was, lambda t, w=written: driver.storage(t) in w)
+                if replacement is None or slot.id in self._constant:
                     continue
-                _, count, last = self._seen.get(slot.id, (found, 0, 0))
+                _, count, last = self._seen.get(slot.id, (replacement, 0, 0))
                 content = id(slot.read())
-                at_once = captured.launches[0] <= 1 and found.nbytes() <= _SMALL
+                at_once = captured.launches[0] <= 1 and replacement.nbytes() <= _SMALL
                 if content != last:
                     count = _OFTEN if at_once else count + 1
-                self._seen[slot.id] = found, count, content
-                callee.forget(found.objects(value))
+                self._seen[slot.id] = replacement, count, content
+                callee.forget(replacement.objects(value))
         return len(self.expected()) > before
 
     def expected(self) -> tuple[ReplacedSlot, ...]:

@@ -42,7 +42,7 @@ from onelaunch.optimizers.capturable import (
     settle,
     watching_steps,
 )
-from onelaunch.runtime.attempt import Attempt, OneWarmup, SignatureState
+from onelaunch.runtime.candidate import Candidate, OneWarmup, SignatureStatus
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
 from onelaunch.source import user_line
@@ -57,7 +57,7 @@ from onelaunch.watch.ledger import Ledger
 from onelaunch.watch.ledger_mode import LedgerMode
 from onelaunch.watch.observer import Observer
 
-Refuse = Callable[[SignatureState, CaptureError], object]
+Refuse = Callable[[SignatureStatus, CaptureError], object]
 """The reaction to a signature that cannot be captured: raises, or lets it run eagerly."""
 
 
@@ -82,114 +82,112 @@ class Warmup:
         warm-up; None if of the last alone."""
 
     def run(
-        self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], refuse: Refuse
+        self, candidate: Candidate, args: tuple[Any, ...], kwargs: dict[str, Any], refuse: Refuse
     ) -> Any:
         """Run one of the caller's own first calls."""
         leave_ours_alone()
-        driver, signature = attempt.driver, attempt.signature
-        earlier = signature.ledger
+        driver, status = candidate.driver, candidate.status
+        earlier = status.ledger
         try:
-            with same_modes() as modes, watching_lasting_effects(attempt, self._callee):
+            with same_modes() as modes, watching_lasting_effects(candidate, self._callee):
                 hidden = self._callee.is_compiled(driver)
-                if hidden and not self.foresees_capture(attempt):
-                    signature.accesses = None
-                accesses = signature.accesses
+                if hidden and not self.foresees_capture(candidate):
+                    status.accesses = None
+                accesses = status.accesses
                 if hidden and accesses is None:
-                    with self._stepping(signature, refuse):
-                        watched = functools.partial(self._watched, attempt, args, kwargs)
-                        result = _its_stream(attempt)(watched)()
+                    with self._stepping(status, refuse):
+                        watched = functools.partial(self._watched, candidate, args, kwargs)
+                        result = _its_stream(candidate)(watched)()
                 elif accesses is None or accesses.refused is not None:
-                    result = self._called(attempt, args, kwargs, refuse)
+                    result = self._called(candidate, args, kwargs, refuse)
                 else:
-                    tensors, changed = _on_device(attempt)
-                    own = exchanged(attempt.flat.tree, (args, kwargs), tensors, changed)
+                    tensors, changed = _on_device(candidate)
+                    own = exchanged(candidate.flat.tree, (args, kwargs), tensors, changed)
                     with own as (args, kwargs):
-                        result = self._called(attempt, args, kwargs, refuse)
+                        result = self._called(candidate, args, kwargs, refuse)
         except CaptureError as error:
             let_go(error)  # and of the graph that the run made on the stream of captures
             raise
-        ledger = signature.ledger
+        ledger = status.ledger
         self.drawn = None if ledger is earlier or ledger is None else ledger.drawn
-        signature.warmups += self.notes_all is not False
-        signature.threads.add(get_ident())
+        status.warmups += self.notes_all is not False
+        status.threads.add(get_ident())
         reads = self._callee.reads
         if reads is not None and reads.takes_functions is not None:
             modes.restore()  # torch's guards around such an operator turned them on again
-        attempt.reached.drop_tensors()  # for the next walk, which the caller makes
+        candidate.reached.drop_tensors()  # for the next walk, which the caller makes
         return result
 
     def _called(
-        self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any], refuse: Refuse
+        self, candidate: Candidate, args: tuple[Any, ...], kwargs: dict[str, Any], refuse: Refuse
     ) -> Any:
         """Run the callable, or Inductor's version of it, as it will be captured."""
-        driver, device, signature = attempt.driver, attempt.device, attempt.signature
+        driver, device, status = candidate.driver, candidate.device, candidate.status
         run = functools.partial(self._callee.captured_form(driver), *args, **kwargs)
-        last = signature.warmups + 1 >= signature.enough_warmups(self._options.enough_warmups)
-        estimates, on_its_stream = last and not _trains(attempt), _its_stream(attempt)
-        accesses = signature.accesses
+        last = status.warmups + 1 >= status.enough_warmups(self._options.enough_warmups)
+        estimates, on_its_stream = last and not _trains(candidate), _its_stream(candidate)
+        accesses = status.accesses
         if not self._callee.is_compiled(driver):
-            conditions = self._stepping(signature, refuse)
-            run = self._noted(attempt, run, last if self.notes_all is None else self.notes_all)
+            conditions = self._stepping(status, refuse)
+            run = self._noted(candidate, run, last if self.notes_all is None else self.notes_all)
         elif accesses is not None:
-            conditions = accesses.noting(driver, device, _now(attempt))
+            conditions = accesses.noting(driver, device, _now(candidate))
         else:
             conditions = nullcontext()
-        attempt.reached.drop_tensors()  # memory that the run replaces is to be free at once
+        candidate.reached.drop_tensors()  # memory that the run replaces is to be free at once
         run = on_its_stream(run)
         with inlining(), conditions:
             if not estimates:
                 return run()
             # The last: nothing is new any more.
-            result, signature.need_bytes = self._pool.run_and_estimate(
-                driver, device, run, attempt.flat.tensors
+            result, status.need_bytes = self._pool.run_and_estimate(
+                driver, device, run, candidate.flat.tensors
             )
             return result
 
-    def _noted(self, attempt: Attempt, run: Callable[[], Any], last: bool) -> Callable[[], Any]:
+    def _noted(self, candidate: Candidate, run: Callable[[], Any], last: bool) -> Callable[[], Any]:
         """Return a run with its reads noted in the first warm-up, its operations in the `last`."""
         step_aside = None
         if last:
-            run = NotedRun(attempt, run)
+            run = NotedRun(candidate, run)
             step_aside = run.step_aside
-        first = (
-            not attempt.signature.warmups and attempt.signature.one_warmup is not OneWarmup.ENOUGH
-        )
+        first = not candidate.status.warmups and candidate.status.one_warmup is not OneWarmup.ENOUGH
         if first or self._callee.reads is None:  # the capture sees the rest
-            run = self._callee.with_read_watch(run, attempt.device, step_aside)
+            run = self._callee.with_read_watch(run, candidate.device, step_aside)
         return run
 
-    def _watched(self, attempt: Attempt, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _watched(self, candidate: Candidate, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run code whose operations are hidden eagerly, and note its reads and writes."""
-        device, signature = attempt.device, attempt.signature
-        before = attempt.reached.walk()
-        held = tensors_by_storage(attempt.driver, device, before)
-        named = places(attempt.flat.tensors, before)
-        observer = watching(attempt.driver, device, attempt.flat.tensors, held)
+        device, status = candidate.device, candidate.status
+        before = candidate.reached.walk()
+        held = tensors_by_storage(candidate.driver, device, before)
+        named = places(candidate.flat.tensors, before)
+        observer = watching(candidate.driver, device, candidate.flat.tensors, held)
         try:
             run = functools.partial(self._callee.eager_form, *args, **kwargs)
             with ExitStack() as conditions:
                 conditions.enter_context(observer.host_reads)
-                conditions.enter_context(HostFactories(device, _steps(attempt), masks=False))
-                if _trains(attempt):
+                conditions.enter_context(HostFactories(device, _steps(candidate), masks=False))
+                if _trains(candidate):
                     conditions.enter_context(NoHooks(observer.note_refusal))
                 conditions.enter_context(observer)
-                conditions.enter_context(signature.capture_answer.in_force())
+                conditions.enter_context(status.capture_answer.in_force())
                 result = self._callee.with_read_watch(run, device, conditions.close)()
-            accesses = self._accesses(attempt, observer, named, result, before)
+            accesses = self._accesses(candidate, observer, named, result, before)
         finally:
             observer.release()
         accesses.refuse_unseen()
-        if _creates_state(attempt.reached.changed(before)[1]):
-            signature.warmups -= 1  # an optimizer's first step: the next call shows what it reads
+        if _creates_state(candidate.reached.changed(before)[1]):
+            status.warmups -= 1  # an optimizer's first step: the next call shows what it reads
         else:
-            accesses.note_contents(self._callee.reached(attempt.flat).walk())
-            signature.accesses = accesses
-            signature.draws = observer.admission.has_drawn
+            accesses.note_contents(self._callee.reached(candidate.flat).walk())
+            status.accesses = accesses
+            status.draws = observer.admission.has_drawn
         return result
 
     def _accesses(
         self,
-        attempt: Attempt,
+        candidate: Candidate,
         observer: Observer,
         named: Iterable[tuple[object, Tensor]],
         result: Any,
@@ -197,7 +195,7 @@ class Warmup:
     ) -> CompiledAccesses:
         """Return the accesses of an eager run in place of compiled code. Refuse host tensors among
         its results and in its state: compiled code cannot hand them on."""
-        stored = [change.after for change in attempt.reached.changed(before)[1]]
+        stored = [change.after for change in candidate.reached.changed(before)[1]]
         if any(map(observer.host.is_held_on_device, flatten([result, stored]).tensors)):
             fix = "compute and return it outside of the callable, or pass it on the device"
             what = "a host tensor is returned or stored"
@@ -207,7 +205,7 @@ class Warmup:
             observer.note_refusal(unseen)
         return CompiledAccesses.of(observer, named, contents_of(before))
 
-    def _stepping(self, signature: SignatureState, refuse: Refuse) -> AbstractContextManager[None]:
+    def _stepping(self, status: SignatureStatus, refuse: Refuse) -> AbstractContextManager[None]:
         """Return a context for a warm-up that watches optimizers. Before an optimizer steps it is
         made capturable, if the options ask for that, or refused if it cannot be captured."""
 
@@ -218,71 +216,74 @@ class Warmup:
             error = refusal(optimizer)
             if error is None:
                 settle(optimizer)
-            elif signature.refusal.code is None:
-                refuse(signature, error)
+            elif status.refusal.code is None:
+                refuse(status, error)
 
         return watching_steps(before)
 
-    def foresees_capture(self, attempt: Attempt) -> bool:
+    def foresees_capture(self, candidate: Candidate) -> bool:
         """Return whether the warm-ups show all facts for a capture of this call. Compiled code has
         to warm up again if its state has changed since."""
-        if not self._callee.is_compiled(attempt.driver):
+        if not self._callee.is_compiled(candidate.driver):
             return True
-        accesses = attempt.signature.accesses
-        return accesses is not None and accesses.holds_for(attempt.reached.walk())
+        accesses = candidate.status.accesses
+        return accesses is not None and accesses.holds_for(candidate.reached.walk())
 
     def rehearse(
-        self, attempt: Attempt, refuse: Refuse, then: Callable[[Any], object] = lambda result: None
+        self,
+        candidate: Candidate,
+        refuse: Refuse,
+        then: Callable[[Any], object] = lambda result: None,
     ) -> list[Change]:
         """Warm up without a call, and restore everything. Return the changes of the run.
 
         Args:
             then: called with the result of the run; may write whatever the run may write.
         """
-        callee, driver, device = self._callee, attempt.driver, attempt.device
-        signature, flat, reached = attempt.signature, attempt.flat, attempt.reached
+        callee, driver, device = self._callee, candidate.driver, candidate.device
+        status, flat, reached = candidate.status, candidate.flat, candidate.reached
         args, kwargs = unflatten(flat.tree, flat.tensors)
         before = reached.walk()
         named = places(flat.tensors, before)
-        on_its_stream = _its_stream(attempt)
+        on_its_stream = _its_stream(candidate)
         undone = rolled_back(driver, device, flat.tensors, reached, lambda: callee.reads)
         with undone as effects:
             observer = effects.observer
             shown = functools.partial(callee.eager_form, *args, **kwargs)
-            run = NotedRun(attempt, shown, not callee.is_compiled(driver), observer)
+            run = NotedRun(candidate, shown, not callee.is_compiled(driver), observer)
             run = callee.with_read_watch(run, device)
             begin_run()
             reads = observer.host_reads
-            with self._stepping(signature, refuse), reads, observer, inlining():
+            with self._stepping(status, refuse), reads, observer, inlining():
                 run = on_its_stream(run)
-                with watching_lasting_effects(attempt, callee):
-                    if _trains(attempt):
+                with watching_lasting_effects(candidate, callee):
+                    if _trains(candidate):
                         result, need = run(), 0
                     else:
                         result, need = self._pool.run_and_estimate(
                             driver, device, run, flat.tensors
                         )
-                if signature.refusal.error is not None:
-                    refuse(signature, signature.refusal.error)
+                if status.refusal.error is not None:
+                    refuse(status, status.refusal.error)
                 after = flatten_call(args, kwargs, kinds_in(flat.tree))
-                signature.has_backward = wants_grad(driver, result, after, callee.reached(after))
+                status.has_backward = wants_grad(driver, result, after, callee.reached(after))
                 then(result)
             accesses = None
             if callee.is_compiled(driver):
-                accesses = self._accesses(attempt, observer, named, result, before)
-                signature.accesses = accesses
+                accesses = self._accesses(candidate, observer, named, result, before)
+                status.accesses = accesses
                 callee.note_result(result)
                 result = None
-            signature.need_bytes = max(0, need - observer.memory.saved_bytes)
-            signature.threads.add(get_ident())
+            status.need_bytes = max(0, need - observer.memory.saved_bytes)
+            status.threads.add(get_ident())
             if accesses is not None and accesses.refused is None:
-                args, kwargs = unflatten(flat.tree, _on_device(attempt)[0])
+                args, kwargs = unflatten(flat.tree, _on_device(candidate)[0])
                 compiled = functools.partial(callee.captured_form(driver), *args, **kwargs)
                 run = on_its_stream(compiled)
                 for _ in range(2):
                     effects.restore()  # Dynamo compiles for the state that it finds
                     begin_run()
-                    with accesses.noting(driver, device, _now(attempt)):
+                    with accesses.noting(driver, device, _now(candidate)):
                         run()
         if accesses is not None:
             accesses.note_contents(callee.reached(flat).walk())
@@ -291,13 +292,13 @@ class Warmup:
         elif callee.reads is not None:  # the capture begins where this run did
             callee.note_state_after(reached, flat, result, before, effects.left)
         callee.note_result(result)
-        return effects.found
+        return effects.changes
 
 
-def _on_device(attempt: Attempt) -> tuple[list[Tensor], set[int]]:
+def _on_device(candidate: Candidate) -> tuple[list[Tensor], set[int]]:
     """Return the tensors of a call as its capture has them, and the indices of host numbers. Host
     numbers are 0-dim host tensors, here copied to the device."""
-    device, tensors = attempt.device, attempt.flat.tensors
+    device, tensors = candidate.device, candidate.flat.tensors
     numbers = {i for i, t in enumerate(tensors) if is_filled(t, device)}
     return [t.to(device) if i in numbers else t for i, t in enumerate(tensors)], numbers
 
@@ -312,27 +313,27 @@ class NotedRun:
 
     def __init__(
         self,
-        attempt: Attempt,
+        candidate: Candidate,
         run: Callable[[], Any],
         masks: bool = True,
         observer: Observer | None = None,
     ) -> None:
-        tensors = attempt.flat.tensors
+        tensors = candidate.flat.tensors
         pairs = list(zip(tensors, tensors, strict=True))
-        walked = attempt.reached.walk()
-        self._attempt = attempt
+        walked = candidate.reached.walk()
+        self._candidate = candidate
         self._run = run
-        self._factories = HostFactories(attempt.device, _steps(attempt), masks)
-        self._ledger = Ledger(attempt.driver, attempt.device, pairs, walked)
+        self._factories = HostFactories(candidate.device, _steps(candidate), masks)
+        self._ledger = Ledger(candidate.driver, candidate.device, pairs, walked)
         self._observer = observer
         self._conditions = ExitStack()
 
     def __call__(self) -> Any:
-        attempt, ledger = self._attempt, self._ledger
+        candidate, ledger = self._candidate, self._ledger
         with self._conditions as conditions:
             conditions.enter_context(no_collection())  # collected as seldom as in the capture
             conditions.enter_context(self._factories)
-            conditions.enter_context(attempt.signature.capture_answer.in_force())
+            conditions.enter_context(candidate.status.capture_answer.in_force())
             conditions.enter_context(noting_steps(ledger))
             if self._observer is None:
                 conditions.enter_context(LedgerMode(ledger))
@@ -340,11 +341,11 @@ class NotedRun:
                 conditions.callback(setattr, self._observer, "ledger", None)
                 self._observer.ledger = ledger
             result = self._run()
-        flat = flat_result(result, attempt.reached)
+        flat = flat_result(result, candidate.reached)
         ledger.handed_on(flat.tensors, flat.tree)
         ledger.finish()
-        attempt.signature.ledger = ledger
-        attempt.signature.draws = attempt.device.type in ledger.drawn
+        candidate.status.ledger = ledger
+        candidate.status.draws = candidate.device.type in ledger.drawn
         return result
 
     def step_aside(self) -> None:
@@ -362,60 +363,60 @@ def flat_result(result: Any, reached: ReachableState) -> Flat:
 
 
 @contextmanager
-def watching_lasting_effects(attempt: Attempt, callee: Callee) -> Generator[None]:
+def watching_lasting_effects(candidate: Candidate, callee: Callee) -> Generator[None]:
     """Return a context for a run. The next run is refused after a run that leaves a mode changed,
     advances an iterator, or gives a tensor of the state a graph."""
     changed = noted_modes()
-    before = attempt.reached.walk()
+    before = candidate.reached.walk()
     tensors = [(slot.name, t) for slot, t in before.tensors() if not t._is_view()]
     leaves = [(name, ref(t)) for name, t in tensors if is_leaf(t)]
-    iterators, reads = iterators_of(before), attempt.reached.reads
+    iterators, reads = iterators_of(before), candidate.reached.reads
     del before
     yield
     if iterators and reads is None:  # the first run: not all that was reached is read
-        read = {slot.id for slot, *_ in iterators_of(callee.reached(attempt.flat).walk())}
+        read = {slot.id for slot, *_ in iterators_of(callee.reached(candidate.flat).walk())}
         iterators = [iterator for iterator in iterators if iterator[0].id in read]
     graded = (name for name, t in leaves if (now := t()) is not None and not is_leaf(now))
     if not is_beside() and (names := changed()):  # by other threads
-        attempt.signature.refusal.error = CaptureError("OL119", f"it leaves changed: {names}")
+        candidate.status.refusal.error = CaptureError("OL119", f"it leaves changed: {names}")
     elif name := next(graded, None):
         what = f"`{name}` is written with values that require grad"
-        attempt.signature.refusal.error = CaptureError("OL113", what, fix=_DETACHED)
+        candidate.status.refusal.error = CaptureError("OL113", what, fix=_DETACHED)
     elif error := advanced(iterators, callee.codes):
-        attempt.signature.refusal.error = error
+        candidate.status.refusal.error = error
 
 
-def _now(attempt: Attempt) -> dict[object, Tensor]:
+def _now(candidate: Candidate) -> dict[object, Tensor]:
     """Return the tensors of a call by their places, for `CompiledAccesses`."""
-    return dict(places(attempt.flat.tensors, attempt.reached.walk()))
+    return dict(places(candidate.flat.tensors, candidate.reached.walk()))
 
 
-def _its_stream(attempt: Attempt) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+def _its_stream(candidate: Candidate) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
     """Return a function that puts a run on its stream. Threads of an eager call have streams of
     their own, so it stays on the caller's. A callable with a backward inside runs on the capture's
     stream. Its AccumulateGrad nodes stay on their first stream while somebody keeps the loss, and
     may be in the capture."""
-    if torch.is_grad_enabled() and attempt.reached.walk().runs_backward():
+    if torch.is_grad_enabled() and candidate.reached.walk().runs_backward():
         return lambda run: functools.partial(
-            attempt.driver.run_on_capture_stream, run, attempt.device
+            candidate.driver.run_on_capture_stream, run, candidate.device
         )
     return lambda run: run
 
 
-def _trains(attempt: Attempt) -> bool:
+def _trains(candidate: Candidate) -> bool:
     """Return whether a call seems to be a forward whose backward will run outside."""
     if not torch.is_grad_enabled():
         return False
-    walked = attempt.reached.walk()
+    walked = candidate.reached.walk()
     if walked.runs_backward():
         return False
-    tensors = [*attempt.flat.tensors, *(t for _, t in walked.tensors())]
+    tensors = [*candidate.flat.tensors, *(t for _, t in walked.tensors())]
     return any(t.requires_grad for t in tensors)
 
 
-def _steps(attempt: Attempt) -> bool:
+def _steps(candidate: Candidate) -> bool:
     """Return whether a call is known to run its backward itself, or to have none."""
-    walked = attempt.reached.walk()
+    walked = candidate.reached.walk()
     return not torch.is_grad_enabled() or (walked.reads is not None and walked.runs_backward())
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from onelaunch.call.spec import CallSpec, tree_difference
 from onelaunch.errors import CaptureError, ReplayError
-from onelaunch.runtime.attempt import Attempt
+from onelaunch.runtime.candidate import Candidate
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager
 from onelaunch.sizes.fit import fit
@@ -19,12 +19,12 @@ from onelaunch.state.host_values import bytes_of
 from onelaunch.state.parts import ContainerPart, flat_content
 
 if TYPE_CHECKING:
-    from onelaunch.runtime.table import Entry
+    from onelaunch.runtime.table import TableEntry
 
 _MOST_SIZES = 6  # the most sizes that a message offers for a dimension
 
 
-def why(entries: Sequence[Entry], spec: CallSpec, tensors: Sequence[Tensor] = ()) -> str:
+def why(entries: Sequence[TableEntry], spec: CallSpec, tensors: Sequence[Tensor] = ()) -> str:
     """Return the reason for another recording."""
     for entry in entries:
         if entry.spec == spec:
@@ -44,17 +44,17 @@ def why(entries: Sequence[Entry], spec: CallSpec, tensors: Sequence[Tensor] = ()
     return f"{where}: {how}"
 
 
-def _nearest(entries: Sequence[Entry], spec: CallSpec) -> Entry:
+def _nearest(entries: Sequence[TableEntry], spec: CallSpec) -> TableEntry:
     """Return the recording that differs least from a call: in no size, or in few tensors."""
 
-    def alike(entry: Entry) -> tuple[int, int]:
+    def likeness(entry: TableEntry) -> tuple[int, int]:
         pairs = list(zip(entry.spec.tensors, spec.tensors, strict=False))
         return sum(a.shape == b.shape for a, b in pairs), sum(a == b for a, b in pairs)
 
-    return max(entries, key=alike)
+    return max(entries, key=likeness)
 
 
-def _other_value(entry: Entry, tensors: Sequence[Tensor]) -> str | None:
+def _other_value(entry: TableEntry, tensors: Sequence[Tensor]) -> str | None:
     """Describe a host argument with other values than the host read, or return None."""
     for index, value in entry.captured.values.items():
         if index < len(tensors) and bytes_of(tensors[index]) != value:
@@ -62,9 +62,8 @@ def _other_value(entry: Entry, tensors: Sequence[Tensor]) -> str | None:
     return None
 
 
-def _other_count(entry: Entry) -> str | None:
-    """Describe followed numbers with present values that the recording does not serve, or return
-    None."""
+def _other_count(entry: TableEntry) -> str | None:
+    """Describe followed numbers whose present values are not served, or return None."""
     followed = entry.captured.followed
     if followed.serves():
         return None
@@ -73,7 +72,7 @@ def _other_count(entry: Entry) -> str | None:
     return ", ".join([*texts, *(["an optimizer's numbers"] if followed.keys else [])]) or None
 
 
-def _other_build(entry: Entry) -> str | None:
+def _other_build(entry: TableEntry) -> str | None:
     """Describe a container of state that is not built as the captured one, or return None."""
     for slot in entry.captured.state_input_slots:
         if isinstance(slot.key, ContainerPart):
@@ -85,7 +84,7 @@ def _other_build(entry: Entry) -> str | None:
     return None
 
 
-def mismatch(name: str, entry: Entry, spec: CallSpec) -> ReplayError:
+def mismatch(name: str, entry: TableEntry, spec: CallSpec) -> ReplayError:
     """Return the error of a call that differs from the only signature allowed."""
     where, how = entry.spec.difference(spec, entry.paths)
     what = f"`{name}` was captured for {entry.spec}, got {spec}"
@@ -94,7 +93,7 @@ def mismatch(name: str, entry: Entry, spec: CallSpec) -> ReplayError:
 
 def varying(
     name: str,
-    entries: Sequence[Entry],
+    entries: Sequence[TableEntry],
     specs: Collection[CallSpec],
     spec: CallSpec,
     tensors: Sequence[Tensor] = (),
@@ -147,9 +146,9 @@ def recorded_in_vain(name: str, row: int, used: bool, reason: str) -> str:
 
 def _sizes(specs: Collection[CallSpec], spec: CallSpec) -> dict[tuple[int, int], set[int]]:
     """Return (tensor, dimension) -> sizes, of calls that differ from `spec` in sizes alone."""
-    alike = [s.tensors for s in {*specs, spec} if _form(s) == _form(spec)]
+    same_form = [s.tensors for s in {*specs, spec} if _form(s) == _form(spec)]
     sizes = {
-        (index, dim): {tensors[index].shape[dim] for tensors in alike}
+        (index, dim): {tensors[index].shape[dim] for tensors in same_form}
         for index, t in enumerate(spec.tensors)
         for dim in range(len(t.shape))
     }
@@ -184,12 +183,11 @@ def still_waiting(name: str, count: int) -> str:
     return f"{text}; grad mode is on in thread `{thread.name}`, whatever other threads have set"
 
 
-def backward_inside(kept: tuple[str, str | None] | None = None) -> CaptureError:
+def backward_inside(kept_graph: tuple[str, str | None] | None = None) -> CaptureError:
     """Return the refusal of a callable with a backward inside and results that require grad.
-    `kept`: (slot with a tensor that requires grad, line that made the tensor), unless it is a
-    result."""
-    if kept is not None:
-        name, line = kept
+    `kept_graph`: (slot with a tensor that requires grad, line that made it), if it is no result."""
+    if kept_graph is not None:
+        name, line = kept_graph
         return CaptureError(
             "OL303",
             f"a backward runs inside, and `{name}` keeps a tensor with its graph",
@@ -220,11 +218,11 @@ def grad_in_no_grad() -> CaptureError:
     )
 
 
-def no_room(name: str, attempt: Attempt, pool: PoolManager) -> CaptureError:
+def no_room(name: str, candidate: Candidate, pool: PoolManager) -> CaptureError:
     """Return the refusal of a recording that does not fit into the pool."""
-    need = attempt.signature.need_bytes
+    need = candidate.status.need_bytes
     foreseen = f"{need} bytes are foreseen" if need else "what it needs was not foreseen"
-    what = f"`{name}`, called with {attempt.spec}: {foreseen}"
+    what = f"`{name}`, called with {candidate.spec}: {foreseen}"
     return CaptureError("OL304", f"{what}, and the pool has max_bytes={pool.max_bytes}")
 
 

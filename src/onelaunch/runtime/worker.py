@@ -175,12 +175,12 @@ class Footprint:
         generator or an iterator that its code has read counts as drawn from."""
         callee = self._graphed._callee
         kinds = (*generator_kinds(), *ITERATORS, itertools.count)
-        found = self._walk if self.reads_all() else callee.reached(self._flat).walk()
-        read = found.holding(lambda kind: issubclass(kind, kinds))
-        given = (c.value for _, c in constants(self._flat.tree))
-        if any(found.used.get(slot.id) is not None for slot, _ in read):
+        walk = self._walk if self.reads_all() else callee.reached(self._flat).walk()
+        read = walk.holding(lambda kind: issubclass(kind, kinds))
+        values = (c.value for _, c in constants(self._flat.tree))
+        if any(walk.used.get(slot.id) is not None for slot, _ in read):
             return False
-        if any(isinstance(value, kinds) for value in given) or self._host.moved(callee.reads):
+        if any(isinstance(value, kinds) for value in values) or self._host.moved(callee.reads):
             return False
         if all(map(torch.equal, random_states(self._device), self._drawn)):
             return True
@@ -191,14 +191,13 @@ class Footprint:
 
 
 class Unmoved:
-    """The state that a call has read, as it is now. `before`: of the call, if it has changed
-    nothing."""
+    """The state that a call has read, as it is now. `before`: of a call without effects."""
 
     def __init__(
         self, graphed: Graphed[..., Any], flat: Flat, before: Footprint | None = None
     ) -> None:
-        kept = before is not None and before.reads_all()
-        self._reached = before.reached if before and kept else graphed._callee.reached(flat)
+        known = before is not None and before.reads_all()
+        self._reached = before.reached if before and known else graphed._callee.reached(flat)
         self._walk: StateWalk | None = self._reached.walk()
         self._lock = condition()  # calls ask `holds` in threads of their own
 

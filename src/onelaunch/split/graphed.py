@@ -70,7 +70,7 @@ class SplitGraphed(InPieces[P, R]):
         `self.encoder.layers[0](x)`. Their own children are graphed from now on."""
         self._runs += 1
         called = {
-            id(module) for module, piece in forwards if piece._signatures.states or piece._refusals
+            id(child) for child, piece in forwards if piece._signatures.statuses or piece._refusals
         }
         self._opened |= {id(module): module for module, _ in forwards if id(module) not in called}
         if self._runs == _OPENING:

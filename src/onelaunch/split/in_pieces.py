@@ -13,9 +13,9 @@ from typing import Any, ParamSpec, TypeVar
 from onelaunch.capture.recording import Recording
 from onelaunch.errors import CaptureError, GraphWarning
 from onelaunch.replay.call_path import MISS, Miss
-from onelaunch.runtime.attempt import Call, SignatureState
+from onelaunch.runtime.candidate import Call, SignatureStatus
 from onelaunch.runtime.graphed import Graphed
-from onelaunch.runtime.phase import Phase, Unrecorded
+from onelaunch.runtime.phase import Phase, RunsEagerly
 from onelaunch.runtime.stats import GraphStats, SplitModule, summed
 from onelaunch.source import user_line
 
@@ -58,13 +58,13 @@ class InPieces(Graphed[P, R]):
 
     def _phase(self, call: Call) -> Phase:
         phase = super()._phase(call)
-        if isinstance(phase, Unrecorded) and phase.code == "OL302":
+        if isinstance(phase, RunsEagerly) and phase.code == "OL302":
             self._split(CaptureError("OL302", phase.why))
-            return Unrecorded(reason=phase.code)
+            return RunsEagerly(reason=phase.code)
         return phase
 
-    def _ungraphed(self, signature: SignatureState, error: CaptureError) -> Miss:
-        signature.refusal.code, signature.refusal.training = error.code, self._callee.training
+    def _stay_eager(self, status: SignatureStatus, error: CaptureError) -> Miss:
+        status.refusal.code, status.refusal.training = error.code, self._callee.training
         self._table.counts.reason = error.code
         self._split(error)
         return MISS
@@ -74,9 +74,9 @@ class InPieces(Graphed[P, R]):
         refusal = SplitModule(self._name, error.code, error.what, where)
         self._refusals.setdefault((error.code, where), refusal)
 
-    def _run_original(self, *args: Any, **kwargs: Any) -> R:
+    def _run_callable(self, *args: Any, **kwargs: Any) -> R:
         if not self._refusals:
-            return super()._run_original(*args, **kwargs)
+            return super()._run_callable(*args, **kwargs)
         # A piece is no call of the user's own.
         measures = not self._told.done and self._user is self
         with self._watched() if measures else nullcontext():

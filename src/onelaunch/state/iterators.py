@@ -65,8 +65,7 @@ def advanced(before: Iterable[Standing], codes: Iterable[types.CodeType]) -> Cap
 
 
 def _standing(value: Iterator[Any], depth: int = 0) -> object:
-    """Return a value that differs after a draw. The place of a `cycle` that repeats cannot be
-    seen."""
+    """Return a value that differs after a draw. The place of a repeating `cycle` is not seen."""
     if type(value) is types.GeneratorType:
         frame = value.gi_frame
         held = () if frame is None else (frame.f_lasti, *map(id, frame.f_locals.values()))

@@ -11,6 +11,6 @@ contents_before.py  ContentsBefore: the contents of the state before a run
 ledger_mode.py  the mode of a run whose operations are only noted
 difference.py   the first difference between two runs, and its message
 other_sizes.py  the comparison with a run at other sizes, which stands for a warm-up
-lifted.py       host values that each call copies to the device alike: the copies; fills by a number
+device_constants.py  host values that each call brings to the device alike, copied there once
 compiled_accesses.py  the reads and writes of a watched run, for a capture of compiled code
 """

@@ -19,9 +19,9 @@ from onelaunch.driver.host_reads import HostReads
 from onelaunch.driver.protocol import Driver
 from onelaunch.driver.refusals import CHECKED, DRAWN, drawn_after_all, error_here, refusal
 from onelaunch.source import user_frame
+from onelaunch.watch.device_constants import DeviceConstants, copied_to_device
 from onelaunch.watch.device_memory import DeviceMemory
 from onelaunch.watch.host_memory import HostTensors, named
-from onelaunch.watch.lifted import DeviceConstants, copied_to_device
 from onelaunch.watch.operations import OpCall
 
 _COPIES = ("aten::_to_copy", "aten::copy_", "aten::_copy_from", "aten::copy")

@@ -32,8 +32,8 @@ from onelaunch.state.host_values import MOST_STORED_BYTES
 from onelaunch.state.slots import description, gradient_of
 from onelaunch.state.walk import MARKS_OF_DYNAMO, StateWalk, is_mark_of_dynamo
 from onelaunch.watch.contents_before import content_of
+from onelaunch.watch.device_constants import DeviceConstants, bits_of, copied_to_device
 from onelaunch.watch.difference import of_handed_on, of_made_memory
-from onelaunch.watch.lifted import DeviceConstants, bits_of, copied_to_device
 from onelaunch.watch.observer import Observer, OnRefusal
 from onelaunch.watch.operations import WatchingCompiled
 

@@ -25,6 +25,7 @@ from onelaunch.state.hooks import read_hooks, read_last_hooks
 from onelaunch.state.host_values import values_of
 from onelaunch.state.walk import StateWalk
 from onelaunch.watch.contents_before import COMPARED_BY_VALUE, ContentsBefore
+from onelaunch.watch.device_constants import copied_to_device
 from onelaunch.watch.difference import (
     RunDifference,
     of_handed_on,
@@ -32,7 +33,6 @@ from onelaunch.watch.difference import (
     of_memory,
     of_operations,
 )
-from onelaunch.watch.lifted import copied_to_device
 from onelaunch.watch.operations import OpCall, has_memory
 from onelaunch.watch.origins import Origins, UnseenMemory
 
@@ -126,7 +126,7 @@ class Ledger:
         op, number = call.op, len(self.entries)
         if op.lifts:
             for t in call.tensors:
-                self.origins.note_lifted(t, number)
+                self.origins.note_constant(t, number)
         if op.random and op.draws(call.args, call.kwargs):
             devices = [t.device for t in call.tensors] or [call.kwargs.get("device") or "cpu"]
             self.drawn.update(torch.device(device).type for device in devices)

@@ -24,10 +24,15 @@ from onelaunch.driver.refusals import DRAWN, error_here
 from onelaunch.errors import CaptureError, let_go
 from onelaunch.identity import id
 from onelaunch.watch.admission import Admission, readable
+from onelaunch.watch.device_constants import (
+    FILLS,
+    DeviceConstants,
+    copied_to_device,
+    fill_on_device,
+)
 from onelaunch.watch.device_memory import DeviceMemory
 from onelaunch.watch.host_memory import HostTensors, named
 from onelaunch.watch.ledger import Ledger
-from onelaunch.watch.lifted import FILLS, DeviceConstants, copied_to_device, fill_on_device
 from onelaunch.watch.operations import OpCall, Watching
 
 T = TypeVar("T")

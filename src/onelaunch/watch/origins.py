@@ -19,8 +19,8 @@ from onelaunch.driver.overlaps import joined
 from onelaunch.driver.protocol import Capture, Driver, Provenance, Region
 from onelaunch.source import Place, user_frame
 from onelaunch.state.walk import StateWalk
+from onelaunch.watch.device_constants import bits_of
 from onelaunch.watch.difference import Operand
-from onelaunch.watch.lifted import bits_of
 from onelaunch.watch.operations import OpCall, has_memory
 
 _SMALL_BYTES = 64
@@ -125,7 +125,7 @@ class Origins:
         self._origins.clear()
         self._of_run.clear()
 
-    def note_lifted(self, t: Tensor, number: int) -> None:
+    def note_constant(self, t: Tensor, number: int) -> None:
         """Note a tensor that operation `number` takes as a constant."""
         on_host = t.device.type == "cpu"
         self._origins[self._storage(t)] = self._value(t) if on_host else (number, 0)

@@ -21,8 +21,7 @@ def no_shared_caches(index: int) -> Generator[None]:
     recordings share is freed by the first reset (pytorch#193402). Torch has one for each thread and
     stream that multiplied matrices, and frees all or none. A graph captured by hand may use the
     workspace of its stream by address. So workspaces of this thread are taken again afterwards, at
-    the same addresses unless somebody took memory there. Walks the blocks of the allocator, about 1
-    ms."""
+    the same addresses unless somebody took memory there. Walks the allocator's blocks: 1 ms."""
     before = _allocated(index)
     _drop()
     freed = before - _allocated(index) if before else before

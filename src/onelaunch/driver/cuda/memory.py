@@ -280,8 +280,7 @@ def storage(t: Tensor) -> int:
 
 
 _resized: dict[int, StorageWeakRef] = {}
-"""Handle -> storage whose memory came and went in a capture, kept so that no other gets its
-handle."""
+"""Handle -> storage whose memory came and went in a capture, kept: no other gets its handle."""
 
 
 def resized(storage: torch.UntypedStorage, nbytes: int) -> None:

@@ -218,8 +218,7 @@ class TaintMode(DecomposingMode):
     def _held(
         self, call: TaintedCall, step: TracedStep, real: TracedStep | None, same_numbers: bool
     ) -> list[Holds] | None:
-        """Return the elements in the results of an operation that picks by place; None for
-        others."""
+        """Return the elements in the results of an operation that picks by place, or None."""
         if real is None or real.picked is None or step.picked is None:
             return None
         if all(call.real(t) in (None, t.shape) for t in tensors(call.args)):

@@ -30,7 +30,7 @@ NO_GAIN = 0.005
 
 
 @dataclass
-class Candidate:
+class CheckedSteps:
     """A set of steps, built and checked.
 
     Attributes:
@@ -66,7 +66,7 @@ class Search:
     clock: Clock
     tell: OnProgress
     required: tuple[Step, ...] = ()
-    best: Candidate = field(init=False)
+    best: CheckedSteps = field(init=False)
     trials: list[Trial] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
@@ -195,7 +195,7 @@ class Search:
         self,
         steps: tuple[Step, ...],
         step: Step,
-        candidate: Candidate,
+        candidate: CheckedSteps,
         turns: Turns,
         when: Round,
     ) -> None:
@@ -231,7 +231,7 @@ class Search:
             return AUTOTUNING * known.get("inductor:default", 0.0)
         return known.get(step.name, 0.0)
 
-    def _made(self, steps: tuple[Step, ...], step: Step, when: Round) -> Candidate | None:
+    def _made(self, steps: tuple[Step, ...], step: Step, when: Round) -> CheckedSteps | None:
         """Build and check; None, with a trial that says why, where that fails."""
         try:
             with quiet():
@@ -246,7 +246,7 @@ class Search:
         free(self.workload.device)
         return None
 
-    def _candidate(self, steps: tuple[Step, ...]) -> Candidate:
+    def _candidate(self, steps: tuple[Step, ...]) -> CheckedSteps:
         start = time.monotonic()
         built = build(self.workload, steps)
         found = check(built.call, self.workload, self.reference, self.max_error, self.clock)
@@ -259,7 +259,7 @@ class Search:
                 self._build_seconds[step.name] = spent
         if found.left:
             self._remark(f"A check ended after 10 s, before the draws {', '.join(found.left)}.")
-        return Candidate(tuple(steps), built, found, spent)
+        return CheckedSteps(tuple(steps), built, found, spent)
 
     def _time(self, before: ChangedCall, after: ChangedCall) -> Turns:
         seconds = min(TRIAL_SECONDS, self.clock.seconds / 20, self.clock.left)

@@ -19,7 +19,7 @@ from onelaunch.tools.bench.workload import Workload
 from onelaunch.tools.doctor.run import FunctionCall, Listener, RanOperation
 from onelaunch.tools.doctor.spot import NOWHERE, Spot
 from onelaunch.tools.rules import RULES
-from onelaunch.watch.lifted import DeviceConstants
+from onelaunch.watch.device_constants import DeviceConstants
 from onelaunch.watch.observer import Observer, OnRefusal
 
 

@@ -41,8 +41,7 @@ def embedded(call: TaintedCall, taint: Planes) -> list[Tensor]:
 
 
 def scaled_matmul(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    """Taint `_scaled_mm(a, b, scale_a, scale_b, bias, scale_result)`, with scales by row or
-    whole."""
+    """Taint `_scaled_mm(a, b, scale_a, scale_b, bias, scale_result)`; scales by row or whole."""
     found = contracted(call, taint, call.args[0], call.args[1])
     for t in tensors((call.args[2:], call.kwargs)):
         plane = taint(t)
@@ -96,8 +95,7 @@ def each_matrix(call: TaintedCall, taint: Planes) -> list[Tensor]:
 
 
 def values_of_each_matrix(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    """Taint eigenvalues or singular values by matrix; vectors everywhere, as kernels choose
-    signs."""
+    """Taint eigenvalues or singular values by matrix; vectors everywhere: kernels choose signs."""
     vectors = call.argument("compute_v", call.argument("compute_uv", True))
     return (everywhere if vectors else each_matrix)(call, taint)
 

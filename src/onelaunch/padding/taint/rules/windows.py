@@ -16,8 +16,7 @@ from onelaunch.padding.taint.rules.call import (
 
 
 def convolution(call: TaintedCall, taint: Planes) -> list[Tensor]:
-    """Taint each place by its window over all channels; known zeros count no more than the
-    edges."""
+    """Taint each place by its window over all channels; known zeros count as the edges."""
     t, weight, bias, stride, padding, dilation, transposed, extra = call.args[:8]
     rank = t.dim() - 2
     live = ~call.zero(t)

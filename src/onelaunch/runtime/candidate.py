@@ -1,4 +1,4 @@
-"""A call on its way to a recording: the state of its signature, and how it is recorded."""
+"""A call that may get a recording: the status of its signature, and how it is recorded."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class StandingRefusal:
 
 
 @dataclass(slots=True, eq=False)
-class SignatureState:
+class SignatureStatus:
     """The facts about one signature that its warm-ups showed; why it may be refused; and its
     recordings so far."""
 
@@ -78,10 +78,10 @@ class SignatureState:
     """The answer to the callable where it asks whether it is being captured."""
     refusal: StandingRefusal = field(default_factory=StandingRefusal)
     history: History = field(default_factory=History)
-    other_mode: SignatureState | None = None
-    """The state for training if inference was refused, or the other way round."""
-    by_gradients: dict[tuple[bool, ...], SignatureState] | None = None
-    """Leaves without a gradient, as flags -> the state for this case. None until a recording is
+    other_mode: SignatureStatus | None = None
+    """The status for training if inference was refused, or the other way round."""
+    by_gradients: dict[tuple[bool, ...], SignatureStatus] | None = None
+    """Leaves without a gradient, as flags -> the status for this case. None until a recording is
     dropped because a gradient was replaced."""
 
     def enough_warmups(self, option: int) -> int:
@@ -100,34 +100,34 @@ class SignatureState:
         self.ledger, self.capture_answer = None, CaptureAnswer()
         self.history.differed = self.history.read_more = 0
 
-    def part(self, training: bool | None, reached: ReachableState) -> SignatureState:
-        """Return the state for training or for inference, as a refusal in one leaves the other; and
-        for the leaves that have a gradient now, if that matters. `training`: whether the module is
-        training; None if it has no such flag."""
-        state = self
+    def for_case(self, training: bool | None, reached: ReachableState) -> SignatureStatus:
+        """Return the status for training or for inference, as a refusal in one leaves the other;
+        and for the leaves that have a gradient now, if that matters. `training`: whether the module
+        is training; None if it has no such flag."""
+        status = self
         if self.refusal.training not in (None, training):
-            self.other_mode = state = self.other_mode or self._for_case()
-        return state if state.by_gradients is None else state._for_gradients(reached.walk())
+            self.other_mode = status = self.other_mode or self._new_case()
+        return status if status.by_gradients is None else status._for_gradients(reached.walk())
 
     def past_launches(self) -> int:
         """Return the launches of dropped recordings that no new recording continues yet."""
-        parts = [*(self.by_gradients or {}).values(), *filter(None, [self.other_mode])]
-        own = self.history.launches
-        return sum(part.past_launches() for part in parts) + (own[0] if own else 0)
+        cases = [*(self.by_gradients or {}).values(), *filter(None, [self.other_mode])]
+        launches = self.history.launches
+        return sum(case.past_launches() for case in cases) + (launches[0] if launches else 0)
 
-    def _for_case(self) -> SignatureState:
-        """Return the state for another case of this signature, without any facts yet."""
-        return SignatureState(history=History(self.history.worth))
+    def _new_case(self) -> SignatureStatus:
+        """Return the status for another case of this signature, without any facts yet."""
+        return SignatureStatus(history=History(self.history.worth))
 
-    def _for_gradients(self, walked: StateWalk) -> SignatureState:
-        """Return the state for the leaves that have a gradient now."""
+    def _for_gradients(self, walked: StateWalk) -> SignatureStatus:
+        """Return the status for the leaves that have a gradient now."""
         assert self.by_gradients is not None
         empty = tuple(t.grad is None for _, t in walked.tensors() if t.requires_grad and is_leaf(t))
         if empty not in self.by_gradients:  # the first goes on where this one was
-            part, history = self._for_case(), self.history
-            part.warmups, part.threads = self.warmups, self.threads
-            part.history.why, part.history.launches = history.why, history.launches
-            self.by_gradients[empty] = part
+            case, history = self._new_case(), self.history
+            case.warmups, case.threads = self.warmups, self.threads
+            case.history.why, case.history.launches = history.why, history.launches
+            self.by_gradients[empty] = case
             self.warmups, history.launches = 0, None
         return self.by_gradients[empty]
 
@@ -143,15 +143,15 @@ class Strategy:
     varying: Mapping[int, Varying] = {}
     follows: Sequence[tuple[SizeLink, ...]] = ()
 
-    def alike(self, entries: Sequence[E]) -> Sequence[E]:
+    def mismatching(self, entries: Sequence[E]) -> Sequence[E]:
         """Return the recordings that make a new signature a mismatch."""
         return entries
 
-    def rehearse(self, attempt: Attempt, warm: Callable[[], None]) -> None:
+    def rehearse(self, candidate: Candidate, warm: Callable[[], None]) -> None:
         """Warm up without a call, by `warm` or in another way."""
         warm()
 
-    def prepare(self, attempt: Attempt) -> None:
+    def prepare(self, candidate: Candidate) -> None:
         """Decide before a capture which arguments may be smaller in a call: `varying`."""
 
     def captured(self, fn: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
@@ -180,9 +180,9 @@ class Call(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Attempt:
-    """A call that warms up its signature, or is to be recorded. `flat`: its arguments; of the
-    bucket's size if it is to be recorded. `reached`: the state that it reaches."""
+class Candidate:
+    """A call that may get a recording: it warms up its signature, or is captured. `flat`: its
+    arguments; of the bucket's size for a capture. `reached`: the state that it reaches."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -191,7 +191,7 @@ class Attempt:
     device: torch.device
     strategy: Strategy
     spec: CallSpec
-    signature: SignatureState
+    status: SignatureStatus
     reached: ReachableState
     ahead: bool = False  # True for `capture(...)`, a capture without a call
     chain: Chain | None = None  # the chain under capture, if the callable is a part of it

@@ -1,5 +1,10 @@
-"""Host values that each call copies to the device alike: the recording keeps the copies. And fills
-by a number of the device, without the host."""
+"""Host values that each call brings to the device alike: a recording has them there already.
+
+A replay runs no Python, so nobody would fill the host memory that a captured copy reads. So the
+values are copied before the capture, which takes these copies in place of its own. If the capture
+meets a value without a copy, it is attempted again with that copy. Values that differ from attempt
+to attempt are refused. Also here: `masked_fill` by a number that lies on the device.
+"""
 
 from __future__ import annotations
 

@@ -175,6 +175,21 @@ def test_the_first_call_is_not_watched(device: torch.device, rand: Rand) -> None
         assert fast.stats().warmup_calls == 1
 
 
+def test_a_thread_that_is_gone_before_it_has_read_the_code(
+    device: torch.device, rand: Rand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in the child of a fork."""
+    net = network(device)
+    fast: Any = ol.graph(net, capture="background")
+    worker = fast.__graphed__._captures.worker
+    with torch.no_grad():
+        with monkeypatch.context() as patch:
+            patch.setattr(worker, "wake", lambda: None)
+            fast(rand(0, 3, 4))
+        assert fast.__graphed__._captures._code
+        captured(fast, 1, lambda: assert_same(fast(rand(1, 3, 4)), net(rand(1, 3, 4))))
+
+
 def test_other_threads_call_meanwhile(device: torch.device, rand: Rand) -> None:
     net = network(device)
     fast = ol.graph(net, capture="background")

@@ -219,8 +219,9 @@ class Captures:
         is watched, unless it runs the code of calls that were. If it has read what no call had read
         before, that may have changed: the next call shows it."""
         flat, look = call.flat, UnwatchedCode(graphed._callee.codes)
-        if graphed._callee.reads is None and self._code != []:
-            return eager() if self._code else self._shown(look, eager)
+        alone = not graphed._ranks.several  # else its runs would meet other runs of other processes
+        if graphed._callee.reads is None and self._code != [] and alone:
+            return self._shown(look, eager)
         example, before = copied(flat, call.driver), Footprint(graphed, flat, call.device)
         if watched := not (self._calm and before.shows_all() and not is_profiled()):
             warmup = graphed._recorder.warmup
@@ -233,7 +234,6 @@ class Captures:
             with look.looking():
                 result = eager()
         free = not any(t.requires_grad for t in (*flat.tensors, *flatten(result).tensors))
-        alone = not graphed._ranks.several  # else its runs would meet other runs of other processes
         self._calm = free and alone and before.none() and not look.found
         self._notes |= before.unsure
         self.off |= watched and not (before.unsure or (self._calm and example is not None))
@@ -247,16 +247,16 @@ class Captures:
         return result
 
     def _shown(self, look: UnwatchedCode, eager: Callable[[], R]) -> R:
-        """Make the very first call, which shows its code. To read that takes half as long as to
-        watch the call does, and goes on beside calls."""
-        if is_profiled():
-            self._code = []
-            return eager()
-        with look.looking():
+        """Make the very first call, which shows its code, or a call until that is read. To read it
+        takes half as long as to watch the call does, and goes on beside calls."""
+        if self._code is None and not is_profiled():
+            with look.looking():
+                result = eager()
+        else:
             result = eager()
         with self._changed:
-            self._code = look.found
-            self.worker.wake()
+            self._code = look.found if self._code is None else self._code
+            self.worker.wake()  # in the child of a fork there is none
         return result
 
     def _read(self) -> None:

@@ -18,7 +18,7 @@ from onelaunch.beside import is_beside
 from onelaunch.capture import result
 
 from .drop_in import Rand, assert_same
-from .test_background import captured, idle
+from .test_background import captured, idle, network
 
 
 def doubled(x: Tensor) -> Tensor:
@@ -117,3 +117,25 @@ def test_a_flag_that_is_set_and_comes_back(rand: Rand) -> None:
         assert_same(fast(rand(i, 3)), rand(i, 3) + 1)
         time.sleep(0.002)
         idle(fast)
+
+
+def test_weights_that_move_just_before_the_guard_is_made(
+    device: torch.device, rand: Rand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard would take their new addresses, and the recording reads the old memory."""
+    net, moves = network(device), [1]
+    own = result.StateGuard
+
+    def guard(*args: Any, **kwargs: Any) -> Any:
+        if is_beside() and moves:  # as a call of another thread may do
+            moves.pop()
+            for p in net.parameters():
+                p.data = p.data * 2
+        return own(*args, **kwargs)
+
+    monkeypatch.setattr(result, "StateGuard", guard)
+    fast: Any = ol.graph(net, capture="background")
+    with torch.no_grad():
+        captured(fast, 1, lambda: assert_same(fast(rand(0, 3, 4)), net(rand(0, 3, 4))))
+        assert_same(fast(rand(1, 3, 4)), net(rand(1, 3, 4)))
+    assert not moves

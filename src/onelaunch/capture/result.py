@@ -140,8 +140,10 @@ def _reliance(run: CaptureRun, rebound: set[tuple[int, object]]) -> tuple[StateG
         pair for attributes in snapshot.walk.leaf_attributes.values() for pair in attributes.slots()
     ]
     guard = StateGuard(slots, unmoved, _sized(run, snapshot), modes, leaves, asks)
-    if is_beside() and not (snapshot.walk.is_current() and guard.check()):
-        raise CaptureError("OL109", "its state has moved")  # before the guard was made, or since
+    if is_beside():  # other threads may have moved it before the guard was made, or since
+        kept = snapshot.walk.is_current() and guard.check() and snapshot.relocated() is None
+        if not kept:
+            raise CaptureError("OL109", "its state has moved")
     return guard, guard.untraced([t for t in external if not any(t is p for p in pinned)])
 
 

@@ -261,8 +261,9 @@ def test_an_argument_written_into_a_constant_is_refused(rand: Rand) -> None:
     with torch.no_grad():
         for i in range(3):
             assert_same(fast(rand(i, 3), torch.full((3,), float(i))), rand(i, 3) * i)
-        with pytest.raises(ol.CaptureError, match="OL103"):
-            fast(rand(4, 3), torch.full((3,), 4.0))
+        with pytest.raises(ol.CaptureError, match="OL103"):  # noqa: PT012
+            for _ in range(2):  # the first may be one more warm-up
+                assert_same(fast(rand(4, 3), torch.full((3,), 4.0)), rand(4, 3) * 4)
 
 
 def test_writes_that_no_version_tells_of(rand: Rand) -> None:

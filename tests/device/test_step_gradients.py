@@ -407,8 +407,10 @@ def test_the_gradient_of_an_argument_is_refused(
         leaf.grad = torch.zeros(3, device=device)
         if i < 3:
             fast(argument(leaf), torch.full((3,), float(i), device=device))
-    with pytest.raises(ol.CaptureError) as caught:
-        fast(argument(leaf), torch.ones(3, device=device))
+    with pytest.raises(ol.CaptureError) as caught:  # noqa: PT012
+        for _ in range(2):  # the first may be one more warm-up
+            fast(argument(leaf), torch.ones(3, device=device))
+            leaf.grad = torch.zeros(3, device=device)
     assert caught.value.code == "OL115"
     assert "args[" in caught.value.what
 

@@ -175,6 +175,15 @@ def test_the_first_call_is_not_watched(device: torch.device, rand: Rand) -> None
         assert fast.stats().warmup_calls == 1
 
 
+def test_no_copy_of_arguments_is_kept(device: torch.device, rand: Rand) -> None:
+    net = network(device)
+    fast: Any = ol.graph(net, capture="background")
+    with torch.no_grad():
+        captured(fast, 1, lambda: fast(rand(0, 3, 4)))  # calls during the capture, too
+        idle(fast)
+    assert all(w.example is None for w in fast.__graphed__._captures._wanted.values())
+
+
 def test_a_thread_that_is_gone_before_it_has_read_the_code(
     device: torch.device, rand: Rand, monkeypatch: pytest.MonkeyPatch
 ) -> None:

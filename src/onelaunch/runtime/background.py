@@ -88,6 +88,7 @@ class Captures:
         """True if the last call has changed nothing. The next runs unwatched while it runs no other
         code."""
         self._notes = False  # whether operations of watched calls are noted: other threads draw
+        self._capturing: _Wanted | None = None  # the signature of the last capture that began
         self._code: list[CodeType] | None = None
         """The code of the very first call that is yet to be read; None before that call."""
 
@@ -112,17 +113,16 @@ class Captures:
         wanted = self._of(key, 4 * graphed.options.max_recordings)
         if wanted is None:
             return normal()
-        if wanted.state is _State.DONE:
+        state, result = wanted.state, MISS  # a capture may change it meanwhile
+        if state is _State.DONE:
             result = graphed.at_own(call)
-            if result is not MISS:
-                return result
-        served = wanted.state is _State.DONE and graphed.is_served(flat, spec)
-        wants = wanted.state is _State.WANTED
-        if wanted.state is _State.NEW:
+        elif state is _State.NEW:
             result = self._at_larger(graphed, wanted, call)
-            if result is not MISS:
-                return result
-        moved = not served if wanted.state is _State.DONE else wants and not wanted.is_known
+        if result is not MISS:
+            return result
+        wants = state is _State.WANTED
+        served = state is _State.DONE and graphed.is_served(flat, spec)
+        moved = not served if state is _State.DONE else wants and not wanted.is_known
         if moved:
             self._forget(wanted)
             if self.off:
@@ -131,7 +131,7 @@ class Captures:
             self._want(wanted, call)
             result = graphed.at_larger(call)
             return self._beside(eager, normal) if result is MISS else result
-        elif wanted.state is _State.NEW and not self._is_due(key, wanted.calls):
+        elif state is _State.NEW and not self._is_due(key, wanted.calls):
             return self._beside(eager, normal)
         if not self._lock(driver, moved):
             return self._beside(eager, normal)
@@ -274,14 +274,15 @@ class Captures:
             wanted.state, wanted.moves = _State.NEW, wanted.moves + 1
             self.off |= wanted.moves >= _MOST_WATCHED
 
-    def _became(self, wanted: _Wanted, state: _State) -> None:
+    def _became(self, wanted: _Wanted, state: _State, moves: int) -> None:
         with self._changed:
-            if wanted.state is _State.WANTED:  # else it has moved meanwhile
-                wanted.state = state
+            if wanted.state is _State.WANTED and wanted.moves == moves:  # else it has moved
+                wanted.state, wanted.example = state, None
 
     def _want(self, wanted: _Wanted, call: Call) -> None:
         with self._changed:
-            if wanted.example is None:
+            under_way = self.worker.busy and self._capturing is wanted  # else lost, as in a fork
+            if wanted.example is None and not under_way:
                 wanted.example, wanted.modes = copied(call.flat, call.driver), Modes()
             self.worker.wake()
 
@@ -314,49 +315,51 @@ class Captures:
 
     def _capture(self, wanted: _Wanted) -> None:
         graphed, example, modes = self.graphed(), wanted.example, wanted.modes
-        wanted.example = None
+        self._capturing, wanted.example = wanted, None
         if graphed is None or example is None or modes is None:
             wanted.state = _State.ITS_OWN
             return
         args, kwargs = unflatten(example.tree, example.tensors)
         call = graphed._call(args, kwargs, example)
         running, spec = graphed._table.running, None
+        found, moves = wanted.found, wanted.moves
 
         settings = shared_settings()
 
         def under_way() -> list[int]:
             if wanted.state is _State.WANTED and shared_settings() != settings:
                 self._forget(wanted)
-            if wanted.state not in (_State.WANTED, _State.DONE):
+            if wanted.state not in (_State.WANTED, _State.DONE) or wanted.moves != moves:
                 raise CaptureError("OL109", "its state has moved")
             return running
 
         try:
             with capturing(modes, call.driver, call.device, under_way):
-                if wanted.found is None:
-                    wanted.found = Unmoved(graphed, example)
-                elif not wanted.is_known:
+                if found is None:
+                    wanted.found = found = Unmoved(graphed, example)
+                elif not found.holds():
                     self._forget(wanted)
                     return
                 graphed.widen(example)
                 spec = spec_of(call)
                 graphed.capture(*args, **kwargs)
-                wanted.found.hand_on()
+                found.hand_on()
         except Exception as error:  # noqa: BLE001  a call finds it again, alone
             let_go(error)
-            if wanted.state is _State.WANTED and not wanted.is_known:
+            if wanted.moves == moves and found is not None and not found.holds():
                 self._forget(wanted)
             needs_calls = isinstance(error, NeedsTheCaller | DrawsAfterAll)
             self.off |= needs_calls or getattr(error, "code", "") == "OL110"
-            self._became(wanted, _State.ITS_OWN)
+            self._became(wanted, _State.ITS_OWN, moves)
             if spec is not None:
                 graphed._signatures.statuses.pop(spec, None)
         else:
-            self._became(wanted, _State.DONE)
+            self._became(wanted, _State.DONE, moves)
             with capturing(modes, call.driver, call.device, under_way):
                 graphed.widen(example)
         finally:
-            wanted.found = None
+            if wanted.moves == moves:  # else it may be wanted anew
+                wanted.found = None
             if wanted.state is not _State.DONE:
                 graphed._table.index = {}  # calls at larger sizes have to ask again
 

@@ -28,7 +28,7 @@ from onelaunch.errors import CaptureError, CaptureSignal, let_go, letting_go
 from onelaunch.gc_pause import no_collection
 from onelaunch.optimizers.capturable import StepOptions
 from onelaunch.runtime import answers
-from onelaunch.runtime.candidate import UNPADDED, Call, Candidate, Strategy
+from onelaunch.runtime.candidate import UNPADDED, Call, Candidate, SignatureStatus, Strategy
 from onelaunch.runtime.options import Options
 from onelaunch.runtime.pool import PoolManager, PoolMember
 from onelaunch.runtime.ranks import NotAllReady, Ranks
@@ -404,5 +404,10 @@ class Recorder:
         """Warm up without a call, and call `then` with the result. Raises `CaptureError`: OL110,
         the callable stores new tensors in Python state."""
         candidate.strategy.rehearse(
-            candidate, lambda: refuse_lasting(self.warmup.rehearse(candidate, owner._refused, then))
+            candidate, lambda: refuse_lasting(self.warmup.rehearse(candidate, _raise, then))
         )
+
+
+def _raise(_: SignatureStatus, error: CaptureError) -> None:
+    """Refuse a recording ahead of calls, whatever `on_refusal` says of calls."""
+    raise error

@@ -41,6 +41,10 @@ class _Family:
     statuses: list[SignatureStatus] = field(default_factory=list)  # of the first calls
 
 
+_MOST_FAMILIES = 1024
+"""The most kinds of calls, alike but for their numbers, that are remembered."""
+
+
 class VaryingNumbers:
     """The numbers that the caller of one callable varies."""
 
@@ -135,6 +139,9 @@ class VaryingNumbers:
         key = any_number(spec.tree, range(len(numbers))), spec.modes
         family = self._families.get(key)
         if family is None:
+            if len(self._families) >= _MOST_FAMILIES:  # a text of each request's own, say
+                known = list(self._families.items())[_MOST_FAMILIES // 2 :]
+                self._families = dict(known)
             family = self._families[key] = _Family([set() for _ in numbers])
         return numbers, family
 

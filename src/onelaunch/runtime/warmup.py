@@ -378,12 +378,15 @@ def watching_lasting_effects(candidate: Candidate, callee: Callee) -> Generator[
         iterators = [iterator for iterator in iterators if iterator[0].id in read]
     graded = (name for name, t in leaves if (now := t()) is not None and not is_leaf(now))
     if not is_beside() and (names := changed()):  # by other threads
-        candidate.status.refusal.error = CaptureError("OL119", f"it leaves changed: {names}")
+        error = CaptureError("OL119", f"it leaves changed: {names}")
     elif name := next(graded, None):
         what = f"`{name}` is written with values that require grad"
-        candidate.status.refusal.error = CaptureError("OL113", what, fix=_DETACHED)
-    elif error := advanced(iterators, callee.codes):
-        candidate.status.refusal.error = error
+        error = CaptureError("OL113", what, fix=_DETACHED)
+    else:
+        error = advanced(iterators, callee.codes)
+    if error is not None:
+        refusal = candidate.status.refusal
+        refusal.error, refusal.training = error, callee.training
 
 
 def _now(candidate: Candidate) -> dict[object, Tensor]:

@@ -294,11 +294,8 @@ class Captures:
             return None
         wanted = self._wanted.items()
         due = [k for k, w in wanted if w.state is _State.WANTED and w.example and w.modes]
-        return (
-            functools.partial(self._capture, self._wanted[max(due, key=self._gain)])
-            if due
-            else None
-        )
+        key = max(due, key=self._gain, default=None)
+        return None if key is None else functools.partial(self._capture, self._wanted[key])
 
     def _gain(self, key: Hashable) -> int:
         """Return how many of the calls so far a recording for one key would have served."""
